@@ -12,7 +12,7 @@ from costmodel.config import cli
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit with its code."""
+    """Run the command that `args` (default: the process's) name, and exit with its exit code."""
     commands: dict[str, cli.Command] = {
         "estimate": estimate,
         "compare": compare,

@@ -21,10 +21,10 @@ class Price:
     """The cost of one op, a layer or a whole model; a part is None if it is not known.
 
     Attributes:
-        latency_s: Seconds from prompt to token; `compute_s` and `network_s` are its parts.
+        latency_s: Seconds, of a whole model from prompt to token; `compute_s` and `network_s` are its parts.
         sent_bytes: Bytes of all parties; `online_bytes` and `setup_bytes` (offline) are its parts.
         key_bytes: Bytes that a dealer sends each party before the run; in no other field.
-        rounds, messages: Whole numbers, except in a mean over several new tokens.
+        rounds, messages: As defined above; whole numbers, except in a mean over several new tokens or sequences.
     """
 
     latency_s: float
@@ -54,7 +54,7 @@ def total_price(prices: Iterable[Price]) -> Price:
 
 
 def shared_price(price: Price, num_shares: int) -> Price:
-    """Return one of `num_shares` equal shares of a cost."""
+    """Return a cost divided by `num_shares`, field by field; None stays None."""
     if num_shares == 1:
         return price
     values: dict[str, Any] = {field.name: getattr(price, field.name) for field in fields(Price)}
@@ -93,13 +93,13 @@ class Budget:
                 raise UserError(f"budget `{name}` must be positive and finite, but got {bound}.")
 
     def check_keys(self, protocol: str, *, has_keys: bool) -> None:
-        """Refuse a bound on keys under a protocol without keys."""
+        """Raise a UserError if keys are bounded but the protocol has none; it names the flag --budget-keys."""
         if self.key_bytes is not None and not has_keys:
             raise UserError(f"--budget-keys is of a dealer's keys, but protocol {protocol} has none; leave it out.")
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Bounds by field name, without those under other protocols."""
+        """The bounds that are not None, by field name, without those under other protocols."""
         names = (field.name for field in fields(Costs))
         return {name: bound for name in names if (bound := getattr(self, name)) is not None}
 

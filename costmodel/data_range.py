@@ -18,8 +18,8 @@ MARGIN = 0.01  # relative; a fit does not resolve smaller differences
 class DataRange:
     """The range of the models in the data; all their prompts were run whole, and logits computed for all tokens.
 
-    `dimensions` has every value in the data, ascending, by the names of `dimensions`; `op_types` are the types of op in
-    the data, and the types that only move numbers.
+    dimensions: Every value in the data, ascending, by the names that the function `dimensions` uses.
+    op_types: The types of op in the data, and the types that only move numbers.
     """
 
     dimensions: dict[str, tuple[int, ...]]
@@ -63,8 +63,9 @@ def _batch(graph: Iterable[Node]) -> int:
 def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
     """Return the dimensions of a model from its ops: a set of values for each, empty if no op has it.
 
-    `seq_len` and `num_heads` are those of one sequence. `d_ff` is the input width of linears that lead back to d_model,
-    except attention's.
+    The names are d_model, d_ff, num_heads, vocab_size, seq_len and num_layers. `seq_len` is the greatest, and it and
+    `num_heads` are of one sequence. `d_ff` is the input width of linears that lead back to d_model, if it differs from
+    d_model and from the width of attention's output.
     """
     values: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "num_heads", "vocab_size", "seq_len")}
     batch = _batch(graph)

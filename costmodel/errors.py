@@ -10,7 +10,7 @@ class UnpricedOpError(UserError):
 
 
 class InfeasibleError(UserError):
-    """No member of a space fits the budget; the line names the cheapest. Exit code 3."""
+    """A model, or every member of a space, exceeds the budget; the line names it or the cheapest. Exit code 3."""
 
 
 class StoppedError(RuntimeError):
@@ -18,7 +18,7 @@ class StoppedError(RuntimeError):
 
 
 class OutOfRangeError(UserError):
-    """Numbers leave an engine's fixed-point range: the op, the numbers and the limits.
+    """Numbers leave an engine's fixed-point range; the line states the op, the numbers and the limits.
 
     with_fewer_bits: whether fewer fraction bits could bring them into range.
     """

@@ -31,8 +31,8 @@ class Pricer(ABC):
     """A protocol on a testbed, which prices ops from their shapes alone.
 
     protocol, network: Names on the command line; network is None if it is fitted in.
-    cost_model_id: Equal for equal costs of every op; see `cost_model_id`.
-    range_over: What the latency range is over, in words.
+    cost_model_id: Pricers with equal ids give every op equal costs; see the function `cost_model_id`.
+    range_over: What the latency range accounts for, in words, such as `errors of the compute seconds`.
     has_keys: Whether a dealer sends each party keys before a run, so that costs include keys.
     setting: Setting of numbers and weights; None if it is fitted in.
     """
@@ -61,7 +61,8 @@ class Pricer(ABC):
     def prices(self, nodes: Sequence[Node], price_node: Callable[[Node], Price] | None = None) -> list[Price]:
         """Return the cost of every node of a run, in order.
 
-        `price_node` prices a node that costs what its op does; nodes that depend on the ones around them do not use it.
+        `price_node` stands in for `price`, for example to price equal ops once. A protocol under which the cost of a
+        node depends on the nodes around it does not call it.
         """
         return [price_node(node) if price_node else self.price(node.op) for node in nodes]
 
@@ -86,7 +87,7 @@ class Pricer(ABC):
 
 
 def outside_data(pricer: Pricer, graphs: Iterable[OpGraph]) -> str:
-    """Describe the parts of several op graphs that lie outside the data of the cost model."""
+    """Return in words the parts of op graphs that are outside the data of the cost model; empty if none is."""
     return describe(text for graph in graphs for text in pricer.extrapolated(graph))
 
 
@@ -94,7 +95,7 @@ def outside_data(pricer: Pricer, graphs: Iterable[OpGraph]) -> str:
 class Estimate:
     """An op graph with its costs; `by_op` and `by_layer` sum to `total`.
 
-    `extrapolations` has `Pricer.extrapolation` of every op in `by_op`.
+    `extrapolations` has `Pricer.extrapolation` of every op in `by_op`. `Pricer` explains the other fields.
     """
 
     protocol: str
@@ -111,7 +112,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """New tokens, each from its own run.
+    """The costs of new tokens, each from its own run.
 
     `whole` combines all of them: the nodes of the prompt's run, then, named `NAME@decode`, the nodes of a run for one
     more token, with the shapes of the last run and the cost of all of them. `by_token` has the cost of each token's

@@ -19,7 +19,7 @@ from costmodel.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """A network with an equal link of its own between each pair of parties.
+    """A network in which each pair of parties has its own link; all links are equal.
 
     Attributes:
         bandwidth_bits_per_s: Payload of TCP, without headers and slow start, in each direction of a full-duplex link or
@@ -70,7 +70,7 @@ NETWORKS: dict[str, Network] = {
 def load_network(name_or_path: str | Network | None) -> Network:
     """Return a preset by name, or the network in a `.yaml` file with the fields of `Network` as keys; `lan` for None.
 
-    A UserError is raised if it is neither, or not valid.
+    A Network is returned as it is. A UserError is raised if a name is neither, or the file is not valid.
     """
     if isinstance(name_or_path, Network):
         return name_or_path
@@ -106,10 +106,10 @@ def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) ->
 
 
 def network_s(network: Network, *, rounds: float, waited_bytes: float, pair_bytes: float) -> float:
-    """Return seconds on the wire.
+    """Return the seconds that communication takes on a network.
 
-    `waited_bytes` follow one another on full-duplex links. `pair_bytes` is what a pair of parties sends each other,
-    averaged over pairs, and shares the bandwidth of a half-duplex link.
+    `waited_bytes` are the bytes on the critical path if links are full-duplex. `pair_bytes` is what a pair of parties
+    sends each other, averaged over pairs, and shares the bandwidth of a half-duplex link.
     """
     num_bytes = waited_bytes if network.duplex == "full" else max(waited_bytes, pair_bytes)
     return num_bytes * 8 / network.bandwidth_bits_per_s + rounds * network.rtt_s / 2

@@ -1,9 +1,9 @@
 """The cost of making the correlated randomness of `semi2k` without its dealer.
 
 `costmodel/protocols/semi2k.py` states the correlations that an op consumes. Here are the bytes that generate them in
-other ways, by formula, not measured, as the engine has no such generator under `semi2k`. The sizes of ciphertexts and
-of batches of oblivious transfers (OTs) are those measured for `cheetah` on SecretFlow-SPU 0.9.5. Every correlation is
-made as the engine consumes it, with masks of full width. Computing, considerable under encryption, is not included.
+other ways, by formula, not measured; the engine has only the separate dealer under `semi2k`. The sizes of ciphertexts
+and of batches of oblivious transfers (OTs) are those measured for `cheetah` on SecretFlow-SPU 0.9.5. Every correlation
+is made as the engine consumes it, with masks of full width. Computing, considerable under encryption, is not included.
 
 Gilboa's product of x, held by one party, and y, held by the other, modulo 2^k takes an OT per bit of x; the i-th needs
 only the k - i lower bits of y. These are k OTs with k (k + 1) / 2 bits of messages. Source: Gilboa 1999, "Two Party RSA
@@ -53,7 +53,10 @@ class GeneratorCost:
 
 
 def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> tuple[GeneratorCost, ...]:
-    """Return every generator's cost for a model's ops; a UserError is raised for an op without a program."""
+    """Return the cost of each of `GENERATORS` for a model's ops, but that of encryption only in a ring of 64 bits.
+
+    A UserError is raised for an op without a program.
+    """
     correlations: dict[Correlation, int] = {}
     for op, count in Counter(some).items():
         for correlation in correlations_of(op, setting):
@@ -69,7 +72,7 @@ def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> t
 
 
 def _corrected(correlation: Correlation, ring_bits: int) -> float:
-    """All shares grow from seeds, except one party's share of the result, which the dealer sends."""
+    """Return the bytes of one party's share of the result, which the dealer sends; other shares grow from seeds."""
     num_bytes = correlation.bits * ring_bits / 8 if correlation.kind == "bit" else stored_bytes(correlation.bits)
     return correlation.elements * num_bytes
 
@@ -83,7 +86,7 @@ def _gilboa(bits: int, ot_bits: float, length: int = 1) -> float:
 
 
 def _matrix_bits(correlation: Correlation, ring_bits: int, ot_bits: float) -> float:
-    """Two cross terms; in each, the bits of the cheaper factor choose rows or columns of the other.
+    """Return the bits of two cross terms; in each, the bits of the cheaper factor choose rows or columns of the other.
 
     Source: Mohassel and Zhang 2017, SecureML, https://eprint.iacr.org/2017/396, section IV-F.
     """
@@ -106,7 +109,7 @@ OT_BITS: dict[str, Callable[[Correlation, int, float], float]] = {
 
 
 def _encrypted(correlation: Correlation, ring_bits: int) -> float:
-    """Products under lattice encryption, as in `cheetah`; correlations of bits from silent OTs."""
+    """Return the bytes of matrices, products and squares under encryption, as in `cheetah`; others use silent OTs."""
     if correlation.kind == "matrix":
         rows, inner, columns = correlation.shape
         operands = inner * (rows + columns)

@@ -23,7 +23,7 @@ class Trust:
 
     @property
     def threshold(self) -> str:
-        """The name of the corruption threshold."""
+        """`honest majority` if fewer than half of the parties may be corrupted, else `dishonest majority`."""
         return "honest majority" if 2 * self.max_corrupted < self.num_parties else "dishonest majority"
 
 
@@ -33,7 +33,7 @@ def facts(trust: Trust) -> dict[str, Any]:
 
 
 def shown(public_layers: str | None, client_layers: int | None = None) -> str:
-    """Describe which layers have public weights or are the client's, to follow the text of `described`."""
+    """Return the text that follows `described`: which layers are public or the client's; empty if there are none."""
     words = ""
     if public_layers is not None:
         words += (

@@ -67,7 +67,7 @@ def run(
         device: where to train; by default a GPU if there is one.
         output_dir: folder of what is written, by default runs/experiments/NAME.
         parent: trained model to start from, such as a GGUF file.
-        parts: the parts to run, separated by commas, such as step,profile; by default all.
+        parts: the parts to run, separated by commas, such as step,sharing; by default all.
     """
     names = list(definitions())
     if name not in names:

@@ -60,11 +60,11 @@ ENDLESS = 10**12  # tokens, so that no training ends while it is measured
 class Sizes(NamedTuple):
     """Sizes at a scale.
 
-    base, lengths, tokens: of the trained GPT-2, whose steps have so many tokens at each sequence length.
-    rounds, burst_s: of the measurement of a step, and seconds of a round.
-    parent_tokens, parent_length: tokens of a step from a parent, of sequences of this length.
-    blockwise_tokens: of the library with which a candidate begins.
-    shared: scale of trainings that share a device, and their numbers. searched: flags of the search.
+    base, lengths, tokens: of the trained GPT-2: dimensions, sequence lengths, and tokens of a step at every length.
+    rounds, burst_s: rounds in which a step is measured, and seconds of a round.
+    parent_tokens, parent_length: numbers of tokens of a step from a parent, and length of its sequences.
+    blockwise_tokens: tokens to train each new sub-layer with which a candidate begins.
+    shared: scale of trainings that share a device, and how many do. usual, searched: scale and flags of the search.
     """
 
     base: Architecture
@@ -81,7 +81,7 @@ class Sizes(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What every part is given."""
+    """The arguments of every part."""
 
     device: Device
     sizes: Sizes
@@ -175,7 +175,7 @@ def steps(place: Place) -> None:
 
 
 def _compare(place: Place, ways: Sequence[Way], subject: str) -> None:
-    """Write rows of ways, with ratios to earlier ones: the plain ones, and ours."""
+    """Measure ways and write their rows, with ratios to earlier ones: plain, ours, and the same in float32."""
     sizes, add, rates = place.sizes, place.rows.add, dict[str, list[float]]()
     for way, speed in speeds(ways, place.device, rounds=sizes.rounds, burst_s=sizes.burst_s, rows=place.rows):
         name, rates[way.name] = f"{subject}, {way.name}", speed.rates

@@ -26,7 +26,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 class Rows:
-    """The rows of an experiment, in a file. Its parts fail one by one, each at the latest when its time is over."""
+    """The rows of an experiment, written to a file. A part that fails or exceeds its time does not stop the others."""
 
     def __init__(self, path: Path, device: str, console: Console) -> None:
         self.path, self.console, self.failed = path, console, list[str]()

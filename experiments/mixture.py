@@ -64,7 +64,7 @@ class Settings:
 
     Attributes:
         characters: of all recovery text.
-        recovery, unseen: sources by kind. Recovery text that repeats unseen text is left out.
+        recovery, unseen: sources by kind. Recovery text that repeats unseen or earlier text is left out.
         tasks: files with the items of tasks; recovery text that shares 13 successive words with an item is left out.
     """
 
@@ -75,7 +75,7 @@ class Settings:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Write RUNS/experiments/NAME/{unseen,recovery}/KIND/*.txt, and say how much of each kind there is."""
+    """Write RUNS/experiments/NAME/{unseen,recovery}/KIND/*.txt, and print how much recovery text each kind has."""
     folder = RUNS / "experiments" / name
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
@@ -129,7 +129,7 @@ def _call(*command: str, inside: Path) -> None:
 
 
 def _cut(documents: Iterable[Document]) -> Iterator[Document]:
-    """Yield parts of documents that are in DOCUMENT, under numbered names, since names repeat between packages."""
+    """Yield parts of documents, of lengths in DOCUMENT, under numbered names, since names repeat between packages."""
     for number, (name, text) in enumerate(documents):
         for begin in range(0, len(text), DOCUMENT.stop):
             if len(part := text[begin : begin + DOCUMENT.stop].strip()) >= DOCUMENT.start:
@@ -228,7 +228,7 @@ def _stdlib(_: Iterable[Path]) -> Iterator[Document]:
 
 
 def docstrings(package: str) -> Iterator[Document]:
-    """Yield the long docstrings of each file of an installed package, which are mostly English."""
+    """Yield the name of each file of an installed package with its long docstrings, mostly English, as one text."""
     for name, path in package_files(package):
         with suppress(SyntaxError):
             nodes = ast.walk(ast.parse(_read(path)))

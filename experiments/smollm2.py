@@ -171,7 +171,7 @@ def _text(folder: Path) -> Path:
 
 
 def _english(folder: Path) -> Path:
-    """Return a folder with the beginning of the description of each installed package."""
+    """Return a folder with the beginnings of the descriptions, if not too short, of installed packages."""
     folder.mkdir(exist_ok=True)
     least, most = DESCRIPTION
     for package in distributions():
@@ -231,7 +231,10 @@ def model_table(models: Sequence[Shown]) -> Table:
 
 
 def model_figure(models: Sequence[Shown]) -> PanelFigure:
-    """Plot perplexity on both corpora against the cost of a token, as a share of the parent's, which comes first."""
+    """Return a figure of perplexity against the cost of a token, as a share of the parent's, which comes first.
+
+    Perplexity on the second corpus is in it only if all models have one.
+    """
     parent = models[0]
     by_axis = {
         f"bytes of all parties, % of the parent's {format_bytes(parent.sent_bytes)}": [m.sent_bytes for m in models],

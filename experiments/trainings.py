@@ -41,14 +41,14 @@ OUTCOMES_FILE = "outcomes.csv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The trainings to run: every row, a placement of the base, with every seed.
+    """The trainings to run: every row, which names an architecture on the base, with every seed.
 
     All rows are trained with one seed before any with the next.
 
     Attributes:
         name: For reports and tables.
-        parent: Where candidates start, `builtin`, a file or a folder; `recipe` then changes the recipe from a parent.
-        tokens, recipe: Changes to the recipe of the scale, as `nas.train --recipe.*`.
+        parent: Where candidates start, `builtin`, a file or a folder.
+        tokens, recipe: Changes to the scale's recipe from a parent, as `nas.train --tokens` and `--recipe.*`.
         committed: A file of outcomes in `experiments/data`.
     """
 
@@ -110,7 +110,7 @@ class Recorded(NamedTuple):
 
 
 def candidate_of(plan: Plan, row: str, parent: Parent) -> Candidate:
-    """Return the candidate of a row."""
+    """Return the candidate of a row: its architecture, and the recipe of the plan."""
     member = resolve(row, base_architecture(plan.base, plan.dimensions))
     recipe = recipe_at(
         plan.scale,
@@ -162,7 +162,7 @@ def training_pool() -> Executor:
 
 
 def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
-    """Train in the order of the plan, in parallel on the usable cores, and report each result."""
+    """Return the results of a plan; those not found in its files are trained, in parallel on the usable cores."""
     parent = load_parent(plan.parent)
     corpus = _corpus(plan, parent)  # prepared once, before the processes need it
     keys = {
@@ -211,7 +211,7 @@ def _add(path: Path, plan: Plan, keys: Mapping[Job, Key], ended: Mapping[Job, En
 
 
 def read_outcomes(path: Path) -> list[Recorded]:
-    """Return the results in a file that `train_all` wrote; a UserError is raised for an invalid line."""
+    """Return the results in a file that `train_all` wrote; raise UserError if it is missing or has an invalid line."""
     records = []
     try:
         with path.open(newline="") as file:

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, final
 
@@ -20,7 +20,7 @@ from nas.run.tables import front_table, trial_table
 from nas.study.priced_study import PricedStudy, price_study
 from search_spaces.budget.feasible import check_feasible
 
-# A resumed run may change only these. Its results do not depend on them, except through the device that trains.
+# The fields that a resumed run may change. Of these only the device changes the result of a given training.
 RESUMABLE = (
     "budget_latency", "budget_comm", "budget_keys", "num_trials", "finalist_seeds", "time_budget", "time_limit",
     "trial_timeout",
@@ -33,7 +33,7 @@ class Run(PlainRun):
     """A run and its methods: tables, figures, report, other costs, more trials."""
 
     def table(self, of: Literal["front", "trials"] = "front") -> Table:
-        """Return columns and rows of `pareto.csv` (one row per member) or `trials.csv` (one per ended trial)."""
+        """Return columns and rows of `pareto.csv` (the members of the front) or of `trials.csv` (all ended trials)."""
         return front_table(self) if of == "front" else trial_table(self)
 
     def to_pandas(self, of: Literal["front", "trials"] = "front") -> Any:
@@ -60,7 +60,7 @@ class Run(PlainRun):
         prices: protocol, network, testbed, seq_len, budget_latency, budget_comm and budget_keys, as in
             `nas.report.what_if.reprice`.
 
-        Raises UserError if no trial is completed, or for options that do not exist or cannot be combined.
+        Raises UserError if no trial is completed, an op has no cost, or options do not exist or cannot be combined.
         """
         return RepricedRun(run=self, what_if=reprice(self, **prices))
 
@@ -74,10 +74,13 @@ class Run(PlainRun):
         return write_report(self, output)
 
     def resumed(self, **changes: Any) -> StudyConfig:
-        """Return the run's configuration with changes. Raises UserError for a field that may not change."""
+        """Return the run's configuration with changes.
+
+        Raises UserError for another value of a field outside `RESUMABLE`, fewer trials, or an invalid value.
+        """
         config = self.config
         for name, value in changes.items():
-            if not hasattr(config, name):
+            if name not in {field.name for field in fields(config)}:
                 raise UserError(f"a resumed run may change {', '.join(map(flag, RESUMABLE))}, but got {flag(name)}.")
             if name not in RESUMABLE and value != getattr(config, name):
                 raise UserError(
@@ -103,7 +106,7 @@ class Run(PlainRun):
         changes: new values of fields in `RESUMABLE`: more trials, other budgets, limits, and where it runs. Under
             another budget, finished trainings are kept; the front and new proposals respect the new one.
 
-        Raises UserError for another change, or if the costs or data differ from those of the run; else as
+        Raises UserError as `resumed` does, or if the costs or data differ from those of the run; other errors as
         `nas.Study.run` does.
         """
         return self.read(_train(self.resumed(**changes), callbacks, console, began_s, run=self))
@@ -111,19 +114,19 @@ class Run(PlainRun):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepricedRun:
-    """A run's members at other costs, with the front at these costs. what_if: both fronts, and the costs."""
+    """A run's members at other costs. what_if: these members, the front among them, and the origin of the costs."""
 
     run: Run
     what_if: WhatIf
 
     @property
     def lines(self) -> list[str]:
-        """Describe what changes, one line for each change."""
+        """Describe both costs, how the front changes, and its new and former knee and best member, in lines of text."""
         return what_if_lines(self.what_if)
 
     @property
     def table(self) -> TextTable:
-        """Return a table of every member of either front, its status, and both costs."""
+        """Return a table of every member of either front, with both costs and whether it stays on the front."""
         return what_if_table(self.what_if)
 
 
@@ -149,7 +152,7 @@ class Callback:
         """Called after a trial is in the ledger: completed, paused, diverged or failed."""
 
     def run_ended(self, run: Run) -> None:
-        """Called at the end, also if the run was interrupted or stopped; `run` has everything that is on disk."""
+        """Called at the end, also if a run that started was interrupted or stopped; `run` is read from disk."""
 
 
 class Calls:
@@ -193,9 +196,10 @@ class Study(StudyConfig):
     """
 
     def priced(self) -> PricedStudy:
-        """Return the whole space with its costs, from the parent's settings alone; nothing is trained or written.
+        """Return the whole space with its costs, even if no member is within the budget; nothing is trained or written.
 
-        Raises UserError as `run` does, except for the parent's weights and tokenizer.
+        Of an external parent, only the settings are read. Raises UserError as `run` does before it reads the data and
+        an external parent's weights and tokenizer.
         """
         return price_study(self, reads_weights=False)
 
@@ -216,7 +220,8 @@ class Study(StudyConfig):
             began_s: when the time budget began, on the clock of `time.monotonic`; by default now.
 
         Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError or
-        OSError if the run cannot continue; its results are saved, and `load_run(folder).resume()` continues it.
+        OSError if the run cannot continue or no trial completes; its results are saved, and
+        `load_run(folder).resume()` continues it.
         """
         folder = None if output_dir is None else Path(output_dir).absolute()
         if folder is not None:

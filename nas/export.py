@@ -59,9 +59,10 @@ Format = Literal["yaml", "hf", "mpc"]
 class Export:
     """A trained architecture, its weights by node of the op graph, and facts about them.
 
-    tokenizer: folder of the parent's tokenizer, or of the corpus's as long as the cache has it. run: None for a
-        model of `nas.train`. windows: hashes of the weights' training text, if known. fixed_point: whether it stays in
-        range there, by protocol.
+    tokenizer: folder of the parent's tokenizer, or else of the corpus's in the cache, which may be gone. run: None for
+        a model of `nas.train`. windows: hashes of the weights' training text; None if unknown. fixed_point: by
+        protocol, `ring_bits`, `fraction_bits`, and `failure`, which says where the model leaves fixed-point range, or
+        None if it does not.
     """
 
     trained: Architecture
@@ -117,7 +118,10 @@ def export(
 
 
 def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
-    """Prepare a completed trial. Raises UserError if the trial's last checkpoint is missing."""
+    """Load a completed trial as an export. fold: whether to fold its model.
+
+    Raises UserError if the trial's last checkpoint is missing.
+    """
     member = Member(architecture=architecture_of(record, run.base), entropy_regularised=record.entropy_regularised)
     candidate = study_candidate(run.meta.recipe, member)
     trial = run.folder / "trials" / record.trial_id
@@ -145,9 +149,9 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
 
 
 def training_export(folder: Path, *, fold: bool = False) -> Export:
-    """Prepare a training's last checkpoint, with its cost under `published`, or `semi2k` if that does not cover an op.
+    """Load a training's last checkpoint, with its cost under `published`, or `semi2k` if that does not cover an op.
 
-    Raises UserError if there is no checkpoint.
+    Raises UserError if there is no checkpoint, or it still contains components of its parent.
     """
     training = read_training(folder)
     candidate, scale = training.candidate, training.candidate.recipe.scale
@@ -188,7 +192,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
 
 
 def _windows(corpus: str, parents: list[KeptWindows | None]) -> KeptWindows | None:
-    """Return the windows of a cached corpus' training text and of the parents'; None if any is unknown."""
+    """Return the sorted hashes of the training text of a cached corpus and of the parents; None if any is unknown."""
     known = known_corpus(corpus)
     parts = [None if known is None else trained_on(Path(known.folder)), *parents]
     of_text = [part for part in parts if part is not None]
@@ -247,7 +251,7 @@ def _prepared(
 
 
 def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Path]:
-    """Write an export and return its files.
+    """Write an export and return its files, sorted. A failed write leaves `target` empty.
 
     Raises UserError if `target` is not empty or cannot be written or, for `hf`, the tokenizer is missing or
     transformers is not installed.

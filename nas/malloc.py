@@ -1,4 +1,7 @@
-"""Free memory and cores of the machine or container; glibc's allocator, which by default returns large tensors."""
+"""Free memory and cores of the machine or its container; and settings of glibc's allocator.
+
+By default, glibc returns the memory of large tensors to the system whenever they are freed.
+"""
 
 import ctypes
 import gc
@@ -15,7 +18,10 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # cgro
 
 
 def keep_freed_memory() -> None:
-    """Make this process keep freed memory from now on. Does nothing if the C library is not glibc."""
+    """Make this process keep freed memory, up to KEPT_BYTES, except that of blocks larger than THRESHOLD_BYTES.
+
+    Does nothing if the C library is not glibc.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, THRESHOLD_BYTES)
@@ -32,7 +38,7 @@ def release_freed_memory() -> None:
 
 
 def free_bytes() -> int | None:
-    """Return the memory that is still free in the machine and its containers; None if the system does not say."""
+    """Return the bytes free for this process, the least of its machine and its containers; None if unknown."""
     free = []
     if MEMINFO.is_file():
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
@@ -48,7 +54,7 @@ def free_bytes() -> int | None:
 
 
 def num_cores() -> int:
-    """Return the cores that this process may use, at least one: by its CPU affinity and its containers' quotas."""
+    """Return how many cores CPU affinity and containers' quotas allow this process, rounded down, at least 1."""
     shares = [float(len(os.sched_getaffinity(0)))]
     for group in _cgroups():
         quotas = (_numbers(group / "cpu.max"), _numbers(group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"))

@@ -1,7 +1,7 @@
 """`python -m nas.plot RUN`: draws the Pareto front of a run.
 
 The papers' rows have axes of their own, since their perplexities are of another scale, tokenizer and corpus. With any
-option, it prints instead which picks survive at other costs; the ledger does not change.
+option, it prints instead how the front changes at other costs; the ledger does not change.
 """
 
 from functools import partial

@@ -1,8 +1,8 @@
 """`python -m nas.search --budget-latency 5min`: from a latency budget to a Pareto front of perplexity and latency.
 
-It computes the costs of the whole space first (nothing over budget is trained), then trains candidates with Ray Tune
-and writes a run folder with ledger, front, plots and architectures. `--resume RUN` continues a stopped run, or extends
-a finished one with a larger `--num-trials`.
+It computes the costs of the whole space first (no candidate over budget is trained), then trains candidates with Ray
+Tune and writes a run folder with ledger, front, plots and architectures. `--resume RUN` continues a stopped run, or
+extends a finished one with a larger `--num-trials`.
 """
 
 import shlex
@@ -43,7 +43,8 @@ def parse(args: Sequence[str]) -> dict[str, Any]:
 def search(given: dict[str, Any], console: Console) -> None:
     """Compute the costs of the space; unless it is a dry run, train candidates and write the run folder.
 
-    given: fields of a new study, or changes to the run that is resumed.
+    given: fields of a new study, or changes to the run that is resumed; besides output_dir, resume and dry_run, which
+        are removed from it.
 
     Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError or
     OSError if the run cannot continue.

@@ -1,4 +1,4 @@
-"""`python -m nas.status RUN`: shows the state of a run, from its ledger alone."""
+"""`python -m nas.status RUN`: shows the state of a run, from the files in its folder."""
 
 import warnings
 from functools import partial

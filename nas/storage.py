@@ -15,13 +15,13 @@ LOCK_PATIENCE_S = 1.0  # a reader that checks the lock holds it for a moment
 
 
 def newest(file: str) -> Path | None:
-    """Return the folder under RUNS whose file of that name was written last, or None."""
+    """Return the folder in RUNS whose file of this name was written last; None if no folder has one."""
     newest_path = max(RUNS.glob(f"*/{file}"), key=lambda path: path.stat().st_mtime, default=None)
     return newest_path and newest_path.parent
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a whole file, text as UTF-8, to disk, or leave the old one. Raises OSError.
+    """Write a whole file, text as UTF-8, to disk, or leave the old one and raise OSError.
 
     If several processes write it at once, the last one wins.
     """
@@ -44,7 +44,7 @@ def write_through(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the run for this process. Raises UserError if another process is running it."""
+    """Lock the folder of a run or training inside a `with` block. Raises UserError if another process has locked it."""
     with (folder / LOCK_FILE).open("w") as file:
         deadline = time.monotonic() + LOCK_PATIENCE_S
         while not _took(file.fileno(), fcntl.LOCK_EX):
@@ -55,7 +55,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process has locked the run. Works without write access."""
+    """Whether a process has locked the folder of a run or training. Works without write access."""
     try:
         file = (folder / LOCK_FILE).open("rb")
     except FileNotFoundError:

@@ -71,7 +71,8 @@ class TrainConfig:
     """The configuration of a training: what to train, and for how long.
 
     Args:
-        base: the model whose dimensions the notation uses; by default gpt2-small, or that of --init-from.
+        base: the model whose dimensions the notation uses; by default that of --init-from, or of a --parent whose
+            blocks are not those of gpt2-small, else gpt2-small.
         scale: how large the trained model is, and how long and fast it is trained; parent and paper keep the dimensions
             of the architecture. The default is proxy, or parent with a --parent of another width or vocabulary.
         seq_len: tokens per sequence; by default the scale's.
@@ -91,7 +92,7 @@ class TrainConfig:
         normalised: which linears; q, k, v and o are queries, keys, values and output of attention.
         slopes: whether each leaky ReLU learns its own slope, or all share one.
         device: where to train; by default on a GPU if there is one. A training may be resumed on the other.
-        seed: the same seed gives the same result.
+        seed: the same seed gives the same result on a CPU.
         recipe: changes to the recipe of scale and data.
     """
 
@@ -158,7 +159,7 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
 def run(args: Sequence[str], console: Console) -> None:
     """Train until the tokens are used up.
 
-    Raises UserError for bad input, StoppedError if training diverges or memory runs out.
+    Raises UserError for bad input, StoppedError if training diverges, memory runs out or a file cannot be written.
     """
     config, resumed, output_dir = parse(args)
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -246,7 +247,7 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 def _require_same(source: Pretrained | None, config: TrainConfig, folder: Path) -> None:
-    """Raise UserError unless a training is resumed with the weights that it started from."""
+    """Raise UserError if a training is resumed with other weights than it started from."""
     training = read_training(folder)
     distillation = training.candidate.recipe.distillation
     began = training.source or (distillation and distillation.parent)

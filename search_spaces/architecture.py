@@ -44,10 +44,10 @@ class Layer:
     attention: softmax; `softmax-temperature` has a learned temperature per head and query position; `softmax-half` has
         half of the key heads (at least one) with their query heads; `2quad`, `power8`, `relu` and `bounded` are cheaper
         forms of softmax; `none` removes the attention.
-    ffn: activation between two linears (`gelu` in the architecture's form); `fused` is one trained d x d linear;
-        `swiglu`, `geglu`, `reglu`, `quadglu` and `bilinear` are gated: the product of two parallel linears, one of
-        which passes through SiLU, GELU, ReLU, x^2 - 1 or nothing; the gate of the last two always has a bias; `none`
-        removes the FFN.
+    ffn: activation between two linears (`gelu` in the architecture's form, none for `identity`); `fused` is one trained
+        d x d linear; `swiglu`, `geglu`, `reglu`, `quadglu` and `bilinear` are gated: the product of two parallel
+        linears, one of which passes through SiLU, GELU, ReLU, x^2 - 1 or nothing; the gate of the last two always has
+        a bias; `none` removes the FFN.
     stabiliser: `scaled` makes the FFN sub-layer `beta * A + FFN(A) / alpha`, with learned alpha and beta.
     inner1, inner2: which inner norms (of queries and keys, and after sub-layers) and caps attention and FFN keep: `own`
         keeps all of the block's, `uncapped` all but the score cap, `frozen` has frozen norms and no cap, and `none` is
@@ -119,18 +119,19 @@ class Architecture:
         before they are added to the residual stream, and of the logits.
     score_scale: factor of the products of queries and keys; None for 1/sqrt(head_dim).
     score_cap, logit_cap: scores and logits x become cap * tanh(x / cap); None for no cap.
-    bias: whether linears have a bias; `has_bias` names the linears that always have one.
+    bias: whether the linears of layers have a bias; `has_bias` says which always have one.
     biases: linears that have a bias even if `bias` is False, besides those of the block.
     rotary_base: base of the rotary angles, if the block has rotary positions.
     rotary_features: number of rotated features of a head; None for the block's share.
     positions: distinct kinds of positions in the layers; empty for the block's own kind.
     layer_positions: index into `positions` for every layer; empty if all layers have the first kind.
     norm_epsilon: constant that RMSNorms add to the mean square; LayerNorms have a fixed one.
-    gelu: form of GELU in every layer that has one.
-    softmax: softmax, or a cheaper form, in every layer.
+    gelu: form of GELU in layers whose `ffn` is `gelu` or `geglu`.
+    softmax: softmax, or a cheaper form, in layers whose `attention` does not name a cheaper form itself.
     folded: whether the weights of linears include the gains and biases of norms, the scales and the score factor.
 
-    Raises UserError if a dimension is below 1, the heads do not divide evenly, or the block lacks a chosen part.
+    Raises UserError if a dimension is below 1, a factor, cap, base or epsilon is out of range, the heads do not divide
+    evenly, `layers` is empty, `layer_positions` does not fit them, or the block lacks a chosen part.
     """
 
     block: BlockName = "gpt2"
@@ -207,7 +208,7 @@ class Architecture:
 
     @property
     def block_facts(self) -> Block:
-        """The facts of the block."""
+        """The facts of its block, from `BLOCKS`."""
         return BLOCKS[self.block]
 
     @property
@@ -228,12 +229,12 @@ class Architecture:
 
     @property
     def score_factor(self) -> float:
-        """Factor of the products of queries and keys; 1 if the weights of the queries include it."""
+        """Factor of the products of queries and keys; if `folded`, the weights of the queries include it already."""
         return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
 
 def reader_norms(layer: Layer) -> list[Norm]:
-    """Return the norms, or `none`, before the sub-layers of a layer."""
+    """Return the norm, possibly `none`, before each of attention and FFN that a layer has."""
     return [layer.norm1] * (layer.attention != "none") + [layer.norm2] * (layer.ffn != "none")
 
 
@@ -242,8 +243,8 @@ def default_final_norm(layers: Iterable[Layer], least: int = 0) -> Norm:
 
     least: rank of the norms that the block always has (`least_rank`).
 
-    The result is a frozen LayerNorm only if all norms subtract the mean, since only then can the bias of a frozen final
-    norm be folded (see `search_spaces.deployed`); else it is a frozen RMSNorm.
+    A frozen LayerNorm becomes a frozen RMSNorm unless every attention and FFN has a norm before it that subtracts the
+    mean, since only then can the bias of a frozen final norm be folded (see `search_spaces.deployed`).
     """
     norms = [norm for layer in layers for norm in reader_norms(layer)]
     highest = max(least, *(NORMS[norm].rank for norm in norms), 0)
@@ -251,18 +252,18 @@ def default_final_norm(layers: Iterable[Layer], least: int = 0) -> Norm:
 
 
 def least_rank(block: Block) -> int:
-    """Return the rank of a block's norms after sub-layers, if it has any."""
+    """Return the rank of a block's norms after sub-layers; 0 if it has none."""
     return NORMS["rmsnorm"].rank if block.norms_after else 0
 
 
 def implied_final_norm(highest_rank: int, *, centred: bool) -> Norm:
-    """Return the final norm for layers with norms of at most this rank. centred: whether all subtract the mean."""
+    """Return the final norm for layers whose highest norm has this rank. centred: whether all subtract the mean."""
     norm = {form.rank: norm for norm, form in NORMS.items()}[highest_rank]
     return "frozen-rmsnorm" if norm == "frozen-layernorm" and not centred else norm
 
 
 def is_live(layer: Layer) -> bool:
-    """Whether a layer has a norm that still depends on the data after folding."""
+    """Whether a norm before attention or FFN still depends on the data after folding."""
     return layer.norm1 in LIVE_NORMS or layer.norm2 in LIVE_NORMS
 
 
@@ -278,13 +279,13 @@ def num_kv_heads(architecture: Architecture, layer: Layer) -> int:
 
 
 def num_heads(architecture: Architecture, layer: Layer) -> int:
-    """Return the number of query heads of a layer, which has as many per key head as the architecture."""
+    """Return the number of query heads of a layer; as many share a key head as in the architecture."""
     whole = architecture.num_kv_heads or architecture.num_heads
     return num_kv_heads(architecture, layer) * (architecture.num_heads // whole)
 
 
 def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
-    """Whether a linear of a layer, such as `ffn.up`, has a bias; linears fitted to a polynomial always have one."""
+    """Whether a linear of a layer, such as `ffn.up`, has a bias; linears that absorb a fitted polynomial always do."""
     fitted = ("ffn.gate",) if layer.ffn in POLYNOMIAL_GATES else ("ffn.up", "ffn.down")
     is_polynomial = layer.ffn in POLYNOMIALS and linear in fitted
     named = (*architecture.biases, *architecture.block_facts.biases)
@@ -292,7 +293,7 @@ def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
 
 
 def positions_of(architecture: Architecture, index: int) -> Positions:
-    """Return the positions of a layer's attention."""
+    """Return the positions of the attention of layer `index`; not rotated in a block with a position table."""
     if architecture.block_facts.rotary_share is None:
         return Positions(rotates=False)
     kinds = architecture.positions or (Positions(),)
@@ -300,7 +301,7 @@ def positions_of(architecture: Architecture, index: int) -> Positions:
 
 
 def with_layers(architecture: Architecture, layers: Iterable[Layer], places: Iterable[int]) -> Architecture:
-    """Return the architecture with other layers; they take the positions of its own layers at `places`."""
+    """Return the architecture with other layers, which take the positions of its present layers at `places`."""
     layers = tuple(layers)
     kept = [architecture.layer_positions[place] for place in places] if architecture.layer_positions else []
     return replace(architecture, layers=layers, layer_positions=tuple(kept))
@@ -338,7 +339,7 @@ def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
     return architecture.gelu if form == "own" else form
 
 
-# fields that are newer than `arch_id`
+# fields that are newer than `arch_id`; at their defaults they are left out, so that earlier ids stay
 SINCE = (
     "softmax", "folded", "num_kv_heads", "head_size", "rotary_base", "norm_epsilon", "rotary_features", "positions",
     "layer_positions", "longest_context", *SCALES, "score_scale", *CAPS, "biases",
@@ -346,7 +347,7 @@ SINCE = (
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:
-    """Return the architecture as plain data, without defaults in `SINCE` and without a GELU form that no layer uses."""
+    """Return the architecture as plain data, without default values of `SINCE`, `own` choices and an unused `gelu`."""
     data = asdict(architecture)
     if all(FFNS[layer.ffn].gelu != "own" for layer in architecture.layers):
         del data["gelu"]
@@ -376,7 +377,7 @@ def arch_id(architecture: Architecture) -> str:
 
 
 def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context: int) -> Architecture:
-    """Return the architecture at another width; d_ff and the head size keep their ratio to d_model."""
+    """Return the architecture at other sizes; d_ff and `head_size` keep their ratio to d_model, rounded down."""
 
     def resized(width: int) -> int:
         return max(1, width * d_model // architecture.d_model)

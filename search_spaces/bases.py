@@ -65,12 +65,12 @@ class Dimensions:
     Args:
         layers: number of layers, instead of the base's.
         heads: attention heads per layer, instead of the base's.
-        kv_heads: heads of keys and of values that those share, instead of the base's.
+        kv_heads: heads of keys and of values, which the attention heads share, instead of the base's.
         head_size: features of a head, instead of the base's (d_model / heads unless the base has its own).
         d_model: features of the residual stream, instead of the base's.
         d_ff: features inside the FFN (by default the base's multiple of d_model, which is 4 for GPT-2).
         vocab: tokens in the vocabulary, instead of the base's.
-        context: tokens that the model reads, instead of the base's.
+        context: most tokens that the model reads, instead of the base's.
         gelu: the form of every GELU, instead of the base's.
         softmax: softmax in every layer, or a form that takes its place, instead of the base's.
     """
@@ -87,7 +87,7 @@ class Dimensions:
     softmax: SoftmaxForm | None = None
 
 
-# of an architecture, where a dimension has another name
+# dimension -> field of `Architecture`, where the names differ
 FIELDS = {"heads": "num_heads", "kv_heads": "num_kv_heads", "vocab": "vocab_size"}
 
 

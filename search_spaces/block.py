@@ -112,12 +112,12 @@ BLOCKS: dict[BlockName, Block] = {
     "qwen3": replace(LLAMA, query_key_norm="head"),
     # Abdin et al. 2024, arXiv 2404.14219.
     "phi3": replace(LLAMA, packs_qkv=True),
-    # Lozhkov et al. 2024, arXiv 2402.19173: rotary of every feature, norms that take the mean away.
+    # Lozhkov et al. 2024, arXiv 2402.19173: rotary of every feature, norms that subtract the mean.
     "starcoder2": STARCODER2,
-    # Bellagamba et al. 2024, StableLM 2, arXiv 2402.17834, and StableLM 3B before it, without biases.
+    # Bellagente et al. 2024, StableLM 2, arXiv 2402.17834, and StableLM 3B before it, without biases.
     "stablelm": STABLELM,
     "stablelm2": replace(STABLELM, biases=QUERIES_KEYS_VALUES),
-    # OLMo team 2024, arXiv 2501.00656, section 3: norms after a sub-layer alone, which its layers choose.
+    # OLMo team 2024, arXiv 2501.00656, section 3: norms after sub-layers; its layers have none before them.
     "olmo2": replace(LLAMA, query_key_norm="width", norms_after=True),
     # Gemma team 2024, arXiv 2408.00118, section 2, and 2025, arXiv 2503.19786, section 2.
     "gemma2": replace(LLAMA, norms_after=True),

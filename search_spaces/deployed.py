@@ -8,7 +8,7 @@
 - A frozen final norm folds into the vocabulary projection. This has no bias, so the norm's bias is moved to the mean of
   the stream, which is possible only if every norm subtracts the mean. Otherwise a frozen final LayerNorm stays.
 - In a shaped block no FFN folds, since values are slices of the stream, and the norm before attention stays in later
-  layers, whose values are read from it. Temperatures that depend on the position stay.
+  layers, whose values are read from it. With norms after sub-layers no FFN folds either. Temperatures stay.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ class Region:
 
 
 def deployed(architecture: Architecture) -> Architecture:
-    """Return the folded architecture, without empty layers, with untied tables and with biases everywhere.
+    """Return the folded architecture: no empty layers, untied tables, and biases as `deploys_biases` says.
 
     Trained architectures with equal results run as the same model. A folded architecture is returned unchanged.
     """
@@ -72,7 +72,7 @@ def with_folded_settings(architecture: Architecture) -> Architecture:
 
 
 def deploys_biases(architecture: Architecture) -> bool:
-    """Whether every linear has a bias after folding: if norms or linears, except the block's own, may have one."""
+    """Whether every linear has a bias after folding: if norms may have one, or linears other than the block's do."""
     return architecture.bias or bool(architecture.biases) or architecture.block_facts.has_centred_norms
 
 
@@ -82,7 +82,7 @@ def deployed_id(architecture: Architecture) -> str:
 
 
 def folds_final_norm(architecture: Architecture) -> bool:
-    """Whether the final norm, if there is one, folds into the vocabulary projection and the stream."""
+    """Whether the final norm folds into the vocabulary projection and the stream; True also without a final norm."""
     if architecture.final_norm != "frozen-layernorm":
         return architecture.final_norm not in LIVE_NORMS
     readers = [norm for layer in architecture.layers for norm in reader_norms(layer)]
@@ -120,7 +120,10 @@ def absorbed_layers(architecture: Architecture) -> list[int]:
 
 
 def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, keeps_norm1: bool = False) -> Layer:
-    """Return what folding leaves of a layer, possibly neither attention nor FFN."""
+    """Return what folding leaves of a layer, possibly neither attention nor FFN.
+
+    keeps_norm1: whether the norm before attention stays even if frozen, because values are read from it directly.
+    """
     is_absorbed = absorbs(architecture.block_facts, layer, region)
     is_gelu = layer.ffn != "geglu" and gelu_form(architecture, layer) == architecture.gelu
     ffn: Ffn = "gelu" if is_gelu else "fused" if layer.ffn == "identity" else layer.ffn

@@ -141,7 +141,7 @@ INNERS: dict[Inner, InnerForm] = {
     "frozen": InnerForm("f", "frozen inner norms, no cap", "frozen-rmsnorm"),
     "none": InnerForm("n", "folded inner norms, no cap", "none"),
 }
-STABILISERS: dict[Stabiliser, str] = {"scaled": "s", "none": "o"}  # by letter
+STABILISERS: dict[Stabiliser, str] = {"scaled": "s", "none": "o"}  # name -> layer code
 
 FROZEN_NORMS = tuple(norm for norm, form in NORMS.items() if form.is_frozen)
 LIVE_NORMS = tuple(norm for norm, form in NORMS.items() if form.is_live)

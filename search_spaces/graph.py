@@ -33,8 +33,9 @@ class Boundary:
     """The point before layer `depth`, or after the last layer.
 
     `state` has, in this order: the rank of the highest norm so far; 1 once a live norm has read the residual stream; 1
-        once the stream was read without subtracting its mean, as long as that matters to the final norm; 1 once a layer
-        has a score cap, so that the cap of logits stays; then the states of the constraints.
+        once the stream was read without subtracting its mean, as long as that matters to the final norm; 1 once the
+        logit cap is sure to stay, because a layer keeps the score cap or scores have none; then the states of the
+        constraints, or, in a graph of listed placements, the number of the set of possible endings.
     """
 
     depth: int
@@ -52,7 +53,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """The end of a path: the final norm, then the vocabulary projection, and the cap of logits if it has one."""
+    """The end of a path: final norm and vocabulary projection; is_capped: whether a logit cap of the base stays."""
 
     final_norm: Norm
     is_capped: bool = True
@@ -103,8 +104,8 @@ def free_graph(
 def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]], *, has_caps: bool = False) -> nx.DiGraph:
     """Return the graph of exactly the given placements, all of one length; repeated ones count once.
 
-    A state is the number of a set of possible endings, so that placements share common ends. A UserError is raised if
-    there is no placement, or their lengths differ.
+    States number the sets of possible endings, so that placements share common ends. A UserError is raised if there is
+    no placement, or their lengths differ.
     """
     words = list(dict.fromkeys(members))
     if len({len(word) for word in words}) != 1:
@@ -139,7 +140,10 @@ def after(graph: nx.DiGraph, choice: Choice) -> Boundary:
 def nth_layers(
     graph: nx.DiGraph, start: Boundary, stop: int, index: int, num_paths: Callable[[Choice], int]
 ) -> list[Layer]:
-    """Return the layers of path `index` from a boundary to depth `stop`; `num_paths` counts the paths per choice."""
+    """Return the layers of path `index`, from 0, between a boundary and depth `stop`.
+
+    `num_paths` returns the number of paths from the boundary to `stop` that begin with a choice.
+    """
     boundary, layers = start, list[Layer]()
     while boundary.depth < stop:
         for choice in graph.succ[boundary]:
@@ -174,7 +178,7 @@ def completions(graph: nx.DiGraph) -> dict[Vertex, int]:
 
 
 def _head(block: Block, depth: int, state: State, layer: Layer, has_caps: bool) -> tuple[int, int, int, int]:
-    """Return the part of the state behind a layer that the head is told by."""
+    """Return the first four numbers of the state after a layer (see `Boundary`)."""
     norms = reader_norms(layer)
     rank = max(state[0], *(NORMS[norm].rank for norm in norms), least_rank(block))
     live = state[1] or reads_live_norm(block, depth, layer)
@@ -216,7 +220,7 @@ Cost: TypeAlias = tuple[int, ...]
 
 
 class Edge(NamedTuple):
-    """A choice between two boundaries, numbered within their levels in the order of the graph.
+    """A choice between two boundaries, which `start` and `stop` number within their levels in the order of the graph.
 
     `passed` are the vertices whose cost it carries: the choice, the source for the first layer, the head for the last.
     """
@@ -232,7 +236,7 @@ class Edge(NamedTuple):
 
 
 def added(costs: Iterable[Cost]) -> Cost:
-    """Return the sum of costs, measure by measure; there must be one."""
+    """Return the sum of costs, measure by measure; an empty tuple if there are no costs."""
     return tuple(map(sum, zip(*costs, strict=True)))
 
 

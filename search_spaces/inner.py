@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def inner_choices(architecture: "Architecture") -> dict[str, tuple[Inner, ...]]:
-    """Return the possible values of `inner1` and `inner2` in training, the block's own first."""
+    """Return the possible values of `inner1` and `inner2` of a model that is not folded, `own` first."""
     block = architecture.block_facts
     after: tuple[Inner, ...] = ("frozen",) if block.norms_after else ()
     inside: tuple[Inner, ...] = after or (("frozen",) if block.query_key_norm != "none" else ())
@@ -23,7 +23,7 @@ def inner_choices(architecture: "Architecture") -> dict[str, tuple[Inner, ...]]:
 
 
 def require_inner(architecture: "Architecture") -> None:
-    """Raise UserError if a layer has inner norms or caps that its block does not have."""
+    """Raise UserError if a layer changes inner norms or caps that the architecture does not have."""
     for name, offered in inner_choices(architecture).items():
         chosen = {getattr(layer, name) for layer in architecture.layers}
         if odd := chosen.difference(offered, ("none",) * ("frozen" in offered)):
@@ -34,7 +34,7 @@ def require_inner(architecture: "Architecture") -> None:
 
 
 def inner_norms(architecture: "Architecture", layer: "Layer") -> dict[str, Norm]:
-    """Return the inner norms of a layer by node, without folded ones."""
+    """Return the inner norms of a layer by node, such as `attention.q_norm`, without folded ones."""
     block, inside, behind = architecture.block_facts, INNERS[layer.inner1].norm, INNERS[layer.inner2].norm
     kinds: dict[str, Norm] = {}
     if layer.attention != "none" and inside != "none":
@@ -65,6 +65,6 @@ def score_cap(architecture: "Architecture", layer: "Layer") -> float | None:
 
 
 def queries(architecture: "Architecture", layer: "Layer") -> str:
-    """Return the node whose first rows of weights scale the queries: their linear, or their norm."""
+    """Return the node whose first rows of weights scale the queries: their norm if there is one, or their linear."""
     normed = "attention.q_norm"
     return normed if normed in inner_norms(architecture, layer) else architecture.block_facts.queries

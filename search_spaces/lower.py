@@ -1,4 +1,4 @@
-"""`lower`: the op graph of an architecture at a sequence length, in a deployment; `Workload`: those of new tokens.
+"""`lower` returns the op graph of an architecture for a prompt; `Workload.graphs` returns those of several new tokens.
 
 As in the papers, a prompt of `seq_len` tokens passes the embedding, every layer and the vocabulary projection at all
 positions, and yields one token. `costmodel.deployment` rewrites the graph for other deployments.
@@ -32,7 +32,7 @@ from search_spaces.inner import inner_norms, score_cap
 WHOLE_PROMPT = Deployment()
 
 
-# norm -> its op, of rows and features, the epsilon of RMSNorms and whether gain and bias are its own
+# norm -> its op, from rows and features, the epsilon of RMSNorms and whether it has a gain (and bias) of its own
 NORM_OPS: dict[Norm, Callable[[dict[str, Any], float, bool], Op]] = {
     "layernorm": lambda size, epsilon, affine: ops.LayerNorm(**size, affine=affine),
     "rmsnorm": lambda size, epsilon, affine: ops.RmsNorm(**size, affine=affine, epsilon=epsilon),
@@ -43,7 +43,7 @@ NORM_OPS: dict[Norm, Callable[[dict[str, Any], float, bool], Op]] = {
 
 @dataclass
 class _Builder:
-    """Collects the nodes of a layer for `rows` tokens; every method returns the name of the node that it adds."""
+    """Collects nodes for `rows` tokens; a method returns the last node that it adds, or its source if it adds none."""
 
     architecture: Architecture
     rows: int
@@ -56,7 +56,7 @@ class _Builder:
 
     @property
     def size(self) -> dict[str, Any]:
-        """The size of the residual stream."""
+        """Rows and features of the residual stream."""
         return {"rows": self.rows, "features": self.architecture.d_model}
 
     def add(self, name: str, op: Op, *inputs: str) -> str:
@@ -82,7 +82,7 @@ class _Builder:
         return self.add(name, NORM_OPS[kind](self.size, self.architecture.norm_epsilon, affine), source)
 
     def capped(self, name: str, source: str, cap: float | None, size: dict[str, Any]) -> str:
-        """cap * tanh(x / cap), element by element."""
+        """Add cap * tanh(x / cap), element by element; nothing without a cap."""
         if cap is None:
             return source
         source = self.add(f"{name}.uncapped", ops.Scale(**size, factor=1 / cap), source)
@@ -100,7 +100,8 @@ class _Builder:
 def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHOLE_PROMPT) -> OpGraph:
     """Return the op graph of an architecture for a prompt of `seq_len` tokens, or in phase `decode` for its last token.
 
-    Raises UserError if seq_len is below 1 or beyond the model's context, or rotary positions do not fit its heads.
+    Raises UserError if seq_len is below 1 or beyond the model's context, rotary positions do not fit its heads, or the
+    graph cannot be run in this deployment.
     """
     if not 1 <= seq_len <= architecture.context:
         why = ", beyond which attention has windows" if architecture.longest_context else ""
@@ -188,7 +189,7 @@ def _queries_keys_values(builder: _Builder, layer: Layer, source: str, width: in
 
 
 def _attention_weights(builder: _Builder, layer: Layer, packed: str) -> str:
-    """packed: where queries and keys are."""
+    """Add the scores, what changes them, and the softmax. packed: node that holds the queries and keys."""
     heads = _heads(builder, layer)
     scaled, factor = not builder.architecture.folded, builder.architecture.score_scale
     op = ops.AttentionScores(
@@ -227,7 +228,7 @@ def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
 
 
 def activation_ops(architecture: Architecture, layer: Layer, rows: int) -> dict[str, Op]:
-    """Return the ops of the activation or gate of a layer's FFN for `rows` tokens, by name; none for a linear FFN."""
+    """Return the ops of the activation of a layer's FFN for `rows` tokens, in order, by name; empty if it has none."""
     form, size = FFNS[layer.ffn], {"rows": rows, "features": architecture.d_ff}
     if form.activation is None:
         return {}
@@ -240,7 +241,7 @@ def activation_ops(architecture: Architecture, layer: Layer, rows: int) -> dict[
 class Workload:
     """New tokens generated from a prompt: first the prompt, then one token at a time with a KV cache.
 
-    A cost is per new token. The deployment's phase is that of the prompt. A UserError is raised if there is no new
+    Its costs are means per new token. `deployment` is how the prompt is run. A UserError is raised if there is no new
     token, or several in phase decode.
     """
 
@@ -260,7 +261,7 @@ class Workload:
         return ", ".join((f"T={self.prompt_len}", *words))
 
     def graphs(self, architecture: Architecture) -> list[OpGraph]:
-        """Return the op graphs of each new token; a UserError is raised if the tokens do not fit the context."""
+        """Return one op graph per new token; a UserError is raised if the tokens do not fit the context."""
         return generation(
             partial(lower, architecture),
             prompt_len=self.prompt_len,

@@ -4,7 +4,8 @@
     HH(...)                   He and Hofmann's simplified (`sas`) block
     SM or SM(t)               softmax attention, optionally with a learned temperature
     +LN +RMS +fLN +fRMS       LayerNorm or RMSNorm before attention and before the FFN; `f` freezes its deviation
-    +G +R +LR +SQ             FFN with GELU, ReLU, leaky ReLU, square; without any of these the FFN is two linears
+    +G +R +SqR +LR +SQ        FFN with GELU, ReLU, squared ReLU, leaky ReLU, square; a name without any FFN means two
+                              linears
     +SwiGLU +GeGLU +ReGLU +QuadGLU +Bilinear
                               gated FFN: two linears multiplied, one of them through SiLU, GELU, ReLU, x^2 - 1 or
                               nothing
@@ -80,15 +81,15 @@ class Member:
 
     @property
     def name(self) -> str:
-        """The papers' name, or layer codes."""
+        """The papers' name, or the placement if they have none (`name_of`)."""
         return name_of(self.architecture, entropy_regularised=self.entropy_regularised)
 
 
 def parse(text: str, base: Architecture) -> Member:
     """Return the model of a name, on the dimensions of `base`, whose layers are replaced.
 
-    Raises UserError for a name outside the grammar, `_ip` with p above the number of layers, or a placement
-    that does not tile the layers.
+    Raises UserError for a name outside the grammar, `_i6` if there are fewer layers, a placement that does not tile the
+    layers, or a part that the block lacks.
     """
     inner, entropy_regularised = _unwrap(text, "EReg")
     block, wrapped = base.block, False
@@ -178,7 +179,7 @@ def _groups(text: str) -> list[tuple[int, str]]:
 
 
 def _placed(text: str, groups: list[tuple[int, str]], num_layers: int) -> tuple[Layer, ...]:
-    """Return the layers of groups, tiled over the model's."""
+    """Return the layers of a placement's groups, repeated up to `num_layers`."""
     length = sum(count for count, _ in groups)
     if min(count for count, _ in groups) < 1 or length > num_layers or num_layers % length:
         raise UserError(

@@ -47,7 +47,10 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Stages:
-    """The stages of a space, made by `stages_of`; `num_last` counts the boundaries after the last layer."""
+    """The choices of a space within a budget, by depth in `steps`, made by `stages_of`.
+
+    `layers` are all distinct layers of the space; `num_last` is the number of boundaries after the last layer.
+    """
 
     feasible: FeasibleSpace
     layers: tuple[Layer, ...]
@@ -64,13 +67,13 @@ class Stages:
         return len(self.steps), len(self.layers)
 
     def numbered(self, placements: Sequence[Sequence[Layer]]) -> Index:
-        """Return layers as their numbers in `layers`, placements x depth."""
+        """Return placements as the numbers of their layers in `layers`: placements x depth."""
         numbers = {layer: number for number, layer in enumerate(self.layers)}
         return np.array([[numbers[layer] for layer in layers] for layers in placements], dtype=np.intp)
 
 
 def stages_of(feasible: FeasibleSpace) -> Stages:
-    """Return the graph of a space with the costs that its budget counts; a measure without a bound costs nothing."""
+    """Return the choices of a space by depth, with the costs that its budget counts (`FeasibleSpace.costs`)."""
     levels, layers = edges_by_depth(feasible.space.graph), feasible.space.layers
     cost_of = feasible.priced.cost_of
     forms = {edge.choice: priced_layer(feasible.space, edge.choice, cost_of) for edges in levels for edge in edges}
@@ -122,7 +125,7 @@ Bools: TypeAlias = NDArray[np.bool_]
 class Labels(NamedTuple):
     """The partial paths to one level that are kept: `at` a boundary, with a `cost` (labels x measures) and a `score`.
 
-    `parent` is the label of the previous level, and `layer` the choice that leads from it.
+    `parent` numbers the label of the previous level that a path continues, and `layer` the layer that it adds.
     """
 
     at: Index
@@ -145,7 +148,7 @@ def levels_of_labels(stages: Stages, scores: Scores) -> list[Labels]:
 
 
 def layers_to(levels: Sequence[Labels], index: int) -> list[int]:
-    """Return the numbers of the layers that lead to a label of the last level."""
+    """Return the numbers of the layers that lead to label `index` of the last level, the first layer first."""
     layers: list[int] = []
     for labels in reversed(levels[1:]):
         layers.insert(0, int(labels.layer[index]))
@@ -216,7 +219,7 @@ def _kept(labels: Labels, rows: Bools) -> Labels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimum:
-    """An optimal path; `cost` is in integer units: latency (0 without a budget for it), then other bounded measures."""
+    """An optimal path; `cost` is ordered as `FeasibleSpace.costs`, but in the integer units of `priced_space`."""
 
     layers: tuple[Layer, ...]
     score: float
@@ -228,15 +231,18 @@ class Optimum:
 
 
 def best(stages: Stages, scores: Scores) -> Optimum | None:
-    """Return the member of least score within the budget, or None; a UserError is raised for scores that do not fit."""
+    """Return the optimum of least score within the budget; None if nothing is within it.
+
+    A UserError is raised for scores that `checked` refuses.
+    """
     levels = levels_of_labels(stages, checked(stages, scores))
     return _optimum(stages, levels, int(np.argmin(levels[-1].score))) if len(levels[-1].score) else None
 
 
 def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
-    """Return the nondominated members by score and cost within the budget, cheapest first.
+    """Return the optima within the budget that are nondominated by score and cost, cheapest first.
 
-    All measures with a budget count as costs. A UserError is raised for scores that do not fit.
+    All measures with a budget count as costs. A UserError is raised for scores that `checked` refuses.
     """
     levels = levels_of_labels(stages, checked(stages, scores))
     last = levels[-1]
@@ -246,7 +252,7 @@ def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
 
 
 def member_of_optimum(stages: Stages, optimum: Optimum, *, entropy_regularised: bool | None = None) -> Member:
-    """Return the member with these layers, by default with the first recipe of the space."""
+    """Return the member with the layers of an optimum, by default with the first recipe of the space."""
     return member_of(stages.feasible.space, optimum.layers, entropy_regularised=entropy_regularised)
 
 

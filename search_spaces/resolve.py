@@ -15,12 +15,12 @@ ARCHITECTURE_FILE = "architecture.yaml"  # the file of an export that is priced
 
 
 def is_notation(text: str) -> bool:
-    """Return whether the text is notation, to be placed on the dimensions of a base, and not a file or factory."""
+    """Return whether the text is notation, and not a .yaml file or export that exists, a factory or a checkpoint."""
     return _file(text) is None and ":" not in text and not is_checkpoint(text)
 
 
 def is_checkpoint_name(text: str) -> bool:
-    """Return whether the text names a checkpoint of another project, of which only the settings are read."""
+    """Return whether the text names a checkpoint (`is_checkpoint`), but not a folder with an architecture file."""
     return _file(text) is None and is_checkpoint(text)
 
 
@@ -32,8 +32,8 @@ def is_factory(text: str) -> bool:
 def resolve(text: str, base: Architecture) -> Member:
     """Return the architecture of a .yaml file, an export's folder, a checkpoint, `module:factory` or a notation.
 
-    `base` gives the dimensions of a notation; the others have their own. A UserError is raised if the text is none of
-    these, or does not name an architecture.
+    `base` gives the dimensions of a notation; the others have their own, with a plain recipe. A UserError is raised if
+    the text is none of these, or does not name an architecture.
     """
     if (path := _file(text)) is not None:
         made: object = load_architecture(path)

@@ -56,7 +56,10 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Withheld:
-    """Layers, from 0, that do not offer an attention without a maximum, because rows would overflow fixed point."""
+    """Layers, from 0, that do not offer a form of attention, because its rows of scores would overflow fixed point.
+
+    These forms do not subtract a row's maximum. A UserError is raised if a layer is repeated.
+    """
 
     bounded: tuple[int, ...] = ()
     power8: tuple[int, ...] = ()
@@ -84,8 +87,9 @@ class Definition:
     entropy_regularisation: Training recipes to search: plain (false), regularised (true) or both.
 
     Raises:
-        UserError: If not exactly one of `choices` and `members` is given, constraints come without choices, or a list
-            has repetitions.
+        UserError: If not exactly one of `choices` and `members` is given, `constraints`, `withheld` or `first_layers`
+            come with `members`, `dimensions` with base `parent`, members or recipes are empty, or members, recipes or
+            constraints have repetitions.
     """
 
     name: str
@@ -130,7 +134,7 @@ def load_definition(name_or_path: str) -> Definition:
 
 
 def alphabet(choices: Choices) -> list[Layer]:
-    """Return every distinct layer; a removed sub-layer has no norm, stabiliser or inner norm of its own."""
+    """Return every distinct layer of the choices; a removed attention or FFN has no norm and no stabiliser."""
     layers = [
         Layer(
             norm1="none" if attention == "none" else norm1,
@@ -159,7 +163,7 @@ def _check_distinct(name: str, items: tuple[object, ...]) -> None:
 class SearchSpace:
     """A space that is ready to be searched, made by `load_space` or `build_space`.
 
-    base: The dimensions that all members share; its layers are not used.
+    base: The dimensions and number of layers that all members share; the layers themselves are not used.
     graph: Its source-to-sink paths are the architectures.
     completions: Number of paths from each vertex to the sink.
     """
@@ -185,7 +189,7 @@ class SearchSpace:
 
 
 def load_space(name_or_path: str) -> SearchSpace:
-    """Return a shipped space by name, or the one in a `.yaml` file; a UserError is raised if there is none."""
+    """Return a shipped space, or the one in a `.yaml` file; raise UserError if there is none or it is not valid."""
     return build_space(load_definition(name_or_path))
 
 
@@ -193,7 +197,8 @@ def load_space(name_or_path: str) -> SearchSpace:
 def build_space(definition: Definition, base: Architecture | None = None) -> SearchSpace:
     """Build the space of a definition, on its own base or on the one that is given.
 
-    A UserError is raised for an unknown base or member, or if the space is empty.
+    A UserError is raised for an unknown base or member, if the space is empty, if `withheld` names layers that the base
+    does not have, or if `first_layers` leave no layer to choose.
     """
     base = base or base_architecture(definition.base, definition.dimensions)
     if definition.choices is not None:
@@ -267,7 +272,10 @@ def member_at(space: SearchSpace, index: int) -> Member:
 
 
 def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool | None = None) -> Member:
-    """Place layers on the base of the space, even if they are not in it; by default with its first recipe."""
+    """Return the member of these layers on the base of the space, even if it is not in the space.
+
+    Final norm and logit cap are those that the layers imply. The recipe is by default the first of the space.
+    """
     recipe = space.recipes[0] if entropy_regularised is None else entropy_regularised
     final_norm = default_final_norm(layers, least_rank(space.base.block_facts))
     cap = implied_logit_cap(space.base, layers)

@@ -20,8 +20,9 @@ def mutate(space: SearchSpace, member: Member, rng: np.random.Generator) -> Memb
     """Return another member, with one or two neighbouring layers redrawn, or with the other recipe.
 
     The window grows as needed if the other layers allow no other choice in it, so that in a space that lists its
-    members, mutation leads to one with many equal layers. One mutation in `num_layers + 1` changes the recipe. In a
-    space of one member, that member is returned. A UserError is raised if the member is not in the space.
+    members, mutation leads to one with many equal layers. If the space has two recipes, one mutation in
+    `num_layers + 1` changes the recipe alone, and all do in a space of one architecture. In a space of one member, that
+    member is returned. A UserError is raised if the member is not in the space.
     """
     _check_member(space, member)
     if num_members(space) == 1:
@@ -36,8 +37,8 @@ def mutate(space: SearchSpace, member: Member, rng: np.random.Generator) -> Memb
 def crossover(space: SearchSpace, first: Member, second: Member, rng: np.random.Generator) -> Member:
     """Replace a run of layers in `first` by those of `second`; the recipe is that of either parent.
 
-    The child is drawn uniformly from all distinct members of the space that differ from both parents; if there is none,
-    it has the layers of one parent. A UserError is raised if a parent is not in the space.
+    The layers are drawn uniformly from all distinct results in the space that differ from both parents; if there is
+    none, they are those of one parent. A UserError is raised if a parent is not in the space.
     """
     _check_member(space, first)
     _check_member(space, second)
@@ -74,7 +75,7 @@ def _redrawn(space: SearchSpace, layers: tuple[Layer, ...], rng: np.random.Gener
 
 
 def _windows(space: SearchSpace, begin: Boundary, ending: tuple[Layer, ...]) -> dict[Boundary, int]:
-    """Return the number of paths on which `ending` can follow, for each boundary from `begin` to its start."""
+    """Return, for each boundary between `begin` and `ending`, the number of paths from it that `ending` can follow."""
     stop = space.base.num_layers - len(ending)
     levels = [[begin]]
     for _ in range(begin.depth, stop):

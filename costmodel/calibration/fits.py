@@ -121,12 +121,12 @@ def paired(plan: Iterable[Series], timings: Sequence[Timing]) -> list[tuple[Seri
 
 
 def counts_batches(protocol: str, setting: EngineSetting) -> bool:
-    """Whether it is known which runs make batches of OTs; with several threads it is not: each thread makes its own."""
+    """Return whether it is known which runs make OT batches; not with several threads, each of which makes its own."""
     return protocol == "cheetah" and setting.threads == 1
 
 
 def typical_seconds(protocol: str, repeats: Sequence[float]) -> float:
-    """Return the seconds of an op from those of its repeats."""
+    """Return the least seconds of an op's repeats, or the median under a protocol whose dealer works ahead."""
     return median(repeats) if ENGINE_PROTOCOLS[protocol].deals_ahead else min(repeats)
 
 
@@ -135,8 +135,8 @@ def own_and_setup_s(
 ) -> list[tuple[float, float]]:
     """Return, for each size, the seconds of an op without OT batches, and the seconds of its share of them.
 
-    Under cheetah, a batch takes `batch_s` seconds, and the runs with the fewest batches count, since a batch takes
-    longer than most ops.
+    Where `counts_batches`, a batch takes `batch_s` seconds, and the runs with the fewest batches count, since a batch
+    takes longer than most ops; elsewhere the share is 0.
     """
     repeats = series.by_size(timing.seconds)
     if not counts_batches(protocol, setting):
@@ -150,7 +150,10 @@ def own_and_setup_s(
 
 
 def batch_seconds(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting) -> float:
-    """Return the seconds of a batch: how much longer a run took than one of the same op that made fewer batches."""
+    """Return the seconds of a batch of OTs, or 0 if no run made more batches than another run of its op.
+
+    It is the median of how much longer such a run took, per additional batch, than the run of its op with the fewest.
+    """
     longer: list[float] = []
     for series, timing in pairs:
         made = batches_made(series, setting)
@@ -167,7 +170,10 @@ def batches_made(series: Series, setting: EngineSetting) -> list[int]:
 
 
 def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Mapping[str, float]) -> KindSeconds:
-    """Minimise the mean relative error with coefficients >= 0, also without each op; `known` are of other kinds."""
+    """Minimise the mean relative error with coefficients >= 0, and again without each op, for its held-out error.
+
+    known: Coefficients from the fit of another kind, which are kept.
+    """
     from costmodel.protocols.linear_fit import fit  # imported here, as costs do not need scipy
 
     def error(values: Mapping[str, float], index: int) -> float:
@@ -190,7 +196,7 @@ def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Ma
 
 
 def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting) -> tuple[Series, ...]:
-    """Return a series for each distinct op of the graphs, preceded by series that measure start-up and OT batches.
+    """Return a series for each distinct op of the warm-up and the graphs, and one that measures OT batches.
 
     The first op of a graph is measured in new sessions (`cold`), because in use it runs at the start of a session;
     but not if the graph repeats it, or if OT batches are counted.
@@ -249,7 +255,10 @@ def expected_seconds(series: Series, protocol: str) -> float:
 
 
 def measured_memory(graphs: Sequence[OpGraph], protocol: str, report: Callable[[str], None]) -> MemoryTestbed:
-    """Run every graph once, report a line for each, and fit the peaks; a StoppedError says that the engine failed."""
+    """Run every graph once, report a line for each, and fit the peaks.
+
+    A StoppedError is raised if the engine fails or the system does not tell peaks.
+    """
     peaks = []
     for index, graph in enumerate(graphs, start=1):
         with own_children():  # a reused process would still hold the memory of earlier runs

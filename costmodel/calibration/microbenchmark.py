@@ -46,12 +46,14 @@ WARM_UP: tuple[Op, ...] = (
 
 ELEMENTS = ((1, 16), (16, 16), (32, 64), (64, 128), (64, 256), (128, 512))  # rows x features
 SCORES = ((1, 4, 4), (1, 16, 16), (2, 32, 32), (4, 64, 64), (2, 128, 128), (4, 128, 128))  # heads x queries x keys
+# rows x in_features x out_features
 PRODUCTS = ((1, 16, 16), (16, 64, 64), (32, 64, 256), (64, 256, 256), (16, 512, 768), (128, 256, 512))
 HEAD_DIMS = (8, 8, 32, 16, 64, 32)  # of the attention products, in the order of SCORES
 MANY_HEADS = (12, 32, 32, 64)  # heads x queries x keys x head_dim of an additional attention product
 # many blocks of products per block of the result, as in the second linear of an FFN
 LONG_PRODUCTS = ((64, 512, 64), (64, 2048, 64), (128, 768, 192), (128, 3072, 192))
 LARGE_PRODUCTS = ((128, 768, 768), (128, 3072, 768))
+# tokens x vocabulary x features
 TABLES = ((2, 32, 16), (8, 256, 32), (16, 1024, 32), (32, 512, 128), (64, 1024, 64), (128, 8192, 512))
 TILED_TABLE = (16, 50_257, 768)  # the table of GPT-2, which the engine cuts into tiles
 LOOKUPS = TABLES[:5]  # a lookup compares every token with every entry
@@ -120,7 +122,7 @@ def plan(protocol: str) -> tuple[Series, ...]:
 
 
 def _forms(op_type: type[Op]) -> list[dict[str, Any]]:
-    """Return every form of an op; an op with a form has no other field with a choice of words."""
+    """Return the keyword arguments of every form of an op type, which has at most one field for its form."""
     choices = {name: get_args(hint) for name, hint in get_type_hints(op_type).items() if get_origin(hint) is Literal}
     return [{name: form} for name, forms in choices.items() for form in forms] or [{}]
 
@@ -175,7 +177,7 @@ def measure(
 
 
 def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:
-    """Return the least seconds of every run over several passes of the same plan."""
+    """Return a timing per series with the least seconds of each run over several passes of the same plan."""
     return [
         Timing(
             kind=timings[0].kind,
@@ -187,7 +189,7 @@ def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:
 
 
 def save(timing: Timing, path: Path) -> None:
-    """Append a line to the file, replacing an incomplete last one."""
+    """Append a timing to the file as a line of JSON, replacing an incomplete last line."""
     with path.open("ab+") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)

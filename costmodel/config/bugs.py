@@ -22,7 +22,7 @@ CACHE_REMEDY = "name one that can be written to in the environment variable XDG_
 UNWRITTEN = "the traceback could not be written"
 MAX_CHARS = 300  # greatest length of an exception's text in the line
 SECRET = "--prompt"  # the flag whose value is not written
-LEAST_SECRET = 4  # characters of a prompt that is also replaced in the text of an exception
+LEAST_SECRET = 4  # fewest characters of a prompt that is also replaced in the text of an exception
 
 
 class BugError(RuntimeError):
@@ -30,7 +30,7 @@ class BugError(RuntimeError):
 
 
 def default_cache_dir() -> Path:
-    """Return the cache folder, under XDG_CACHE_HOME or ~/.cache; a UserError is raised if the user has no home."""
+    """Return the cache folder, under XDG_CACHE_HOME or ~/.cache; a UserError is raised if the user has neither."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / PACKAGE
     except RuntimeError:  # a user without a passwd entry
@@ -77,7 +77,7 @@ def _bug_line(error: BaseException, kept: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and text of an exception on one line."""
+    """Return the type and text of an exception on one line, the text cut after MAX_CHARS characters."""
     text = " ".join(str(error).split())
     shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}..."
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
@@ -104,7 +104,7 @@ def _report(error: BaseException | str) -> str:
 
 
 def traceback_kept(error: BaseException | str, folder: Path, name: str = TRACEBACK_FILE) -> str:
-    """Append a report to a file, which keeps earlier ones, and return a phrase that says where it is."""
+    """Append a report of an exception or a traceback to a file, and return where it is in words, or UNWRITTEN."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -1,7 +1,7 @@
 """Makes functions into commands that report an error in one line on stderr, with an exit code for its kind.
 
-Exit codes: 0 success; 1 the command started and failed, or has a bug; 2 usage or bad input, nothing was written; 3 no
-member fits the budget; 130 interrupted. Flags, `--config FILE` and `--print_config` come from signatures and
+Exit codes: 0 success; 1 the command started and failed, or has a bug; 2 usage or bad input, nothing was written; 3
+nothing fits the budget; 130 interrupted. Flags, `--config FILE` and `--print_config` come from signatures and
 docstrings. Every command takes `--debug`, which shows the traceback of a bug instead of writing it to a file.
 """
 
@@ -104,7 +104,11 @@ class Parser(ArgumentParser):
     def parse_args(  # type: ignore[override]  # the overloads differ in ways that we do not use
         self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
     ) -> Any:
-        """Parse arguments; a UserError is raised for text that is not UTF-8 or a --config that is not plain YAML."""
+        """Parse arguments.
+
+        A UserError is raised for text that is not UTF-8, a file that `_check_config` refuses, or a null where none is
+        allowed; an ArgumentError for other faults.
+        """
         arguments = _with_underscores(sys.argv[1:] if args is None else args)
         for argument in arguments:
             if "\0" in argument or argument != argument.encode(errors="ignore").decode():
@@ -140,7 +144,7 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
     """Run the command that `args` (default: the process's) name, then exit with the code that it returns (None is 0).
 
     A dict gives one subcommand per entry. prog: the command's name in its help. A command raises UserError for bad
-    input (InfeasibleError if no member fits the budget), and StoppedError, OSError or MemoryError if it cannot go on;
+    input (InfeasibleError if nothing fits the budget), and StoppedError, OSError or MemoryError if it cannot go on;
     any other exception is a bug.
     """
     arguments, components = list(sys.argv[1:] if args is None else args), cast(Any, commands)
@@ -200,7 +204,10 @@ def given(parser: Parser, args: Sequence[str]) -> Namespace:
 
 
 def flags_of(settings: Any, within: str = "") -> list[str]:
-    """Return the flags for the fields of a dataclass that are not defaults, with `within` as their prefix."""
+    """Return the flags, each followed by its value, for a dataclass's fields that are neither None nor the default.
+
+    Fields of dataclasses inside it are included; `within` is the prefix of all names, such as `recipe.`.
+    """
     flags: list[str] = []
     for field in fields(settings):
         value, name = getattr(settings, field.name), f"{within}{field.name}"
@@ -244,7 +251,7 @@ def _with_values(args: Sequence[str], flags: Mapping[str, Action]) -> list[str]:
 
 
 def _with_lists(args: Sequence[str], flags: Mapping[str, Action]) -> list[str]:
-    """Give each value after a flag for a list the flag of its own: `--text a b` is `--text+=a --text+=b`."""
+    """Repeat the flag of a list before each of its values: `--text a b` becomes `--text+=a --text+=b`."""
     single, name = list[str](), ""
     for argument, following in pairwise([*args, "--"]):
         flag, equals, value = argument.partition("=")
@@ -272,7 +279,10 @@ def _nearest(message: str, flags: Mapping[str, Action]) -> str:
 
 
 def _check_config(path: Path, parser: ArgumentParser) -> None:
-    """Raise UserError for a file of --config with duplicate keys, or with a key that only the parser may set."""
+    """Raise UserError for a --config file that is not strict YAML or has a key that only the parser may set.
+
+    The value of a subcommand must be a mapping of its flags.
+    """
     data = load_mapping(path)
     for keys in (data, *(value for value in data.values() if isinstance(value, dict))):
         if reserved := _RESERVED & keys.keys():

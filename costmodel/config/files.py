@@ -1,7 +1,7 @@
 """Reads the files that users name, as strict YAML or JSON, and decodes their plain data to frozen dataclasses.
 
-None can hang or fill the memory: files are regular and of bounded size, and their data nest at most MOST_LEVELS deep.
-Keys of YAML are strings, none appears twice, and there are no anchors and aliases.
+No file can hang or fill the memory: it must be regular and of bounded size, and nest at most MOST_LEVELS deep. Keys of
+YAML must be strings, none may appear twice, and there may be no anchors, aliases and merge keys.
 """
 
 import json
@@ -32,7 +32,10 @@ _UNSIZED = 1 << 16  # bytes that are read of a file whose size the system does n
 
 
 def open_file(path: Path, most: int) -> BufferedReader:
-    """Open a regular file to read its bytes. A UserError is raised for another kind, or more than `most` bytes."""
+    """Open a regular file to read its bytes.
+
+    A UserError is raised if it cannot be opened, is of another kind, or has more than `most` bytes.
+    """
     try:
         # a pipe that nobody writes to must not block
         file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
@@ -66,7 +69,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_json(path: Path, rule: str = "must be JSON") -> Any:
-    """Return the plain data of a file; a UserError that states the rule is raised if it cannot be read."""
+    """Return the plain data of a JSON file. A UserError is raised as by `read_text`, or `plain_json` with the rule."""
     return plain_json(read_text(path, MOST_JSON), f"{path} {rule}")
 
 
@@ -130,7 +133,7 @@ def decode(kind: type[T], data: object, where: str) -> T:
 
 
 def load_file(kind: type[T], path: Path) -> T:
-    """Return the dataclass in a YAML file; a UserError that names the file is raised as by `decode`."""
+    """Return the dataclass in a YAML file; a UserError that names it is raised as by `load_mapping` and `decode`."""
     return decode(kind, load_mapping(path), str(path))
 
 
@@ -203,7 +206,7 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_y
 
 
 def load_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping at the top of a YAML file, which has no anchors, aliases and merge keys.
+    """Return the mapping at the top of a YAML file, which must have no anchors, aliases and merge keys.
 
     A UserError that names the file and the place is raised if it cannot be read or is not a plain mapping.
     """
@@ -222,7 +225,7 @@ def load_mapping(path: Path) -> dict[str, Any]:
 
 
 def _check_events(text: str) -> None:
-    """Refuse what makes a short text large (anchors) or deep, before anything is made of it."""
+    """Raise a MarkedYAMLError for anchors, merge keys, null characters or deep nesting, before data are made."""
     level, events = 0, cast(Iterator[Any], yaml.parse(text, Loader=yaml.CSafeLoader))
     for event in events:
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -17,17 +17,17 @@ _QUANTITY = re.compile(r"\s*(?P<number>[-+0-9.eE]+|[-+]?(?:nan|inf(?:inity)?))\s
 
 
 def parse_seconds(text: str, subject: str) -> float:
-    """Return the seconds of a duration such as `300s` or `5min`; a UserError names `subject`."""
+    """Return the seconds of a positive duration such as `5min`; a UserError for another text names `subject`."""
     return _parse(text, subject, SECONDS, "300s or 5min")
 
 
 def parse_bytes(text: str, subject: str) -> float:
-    """Return the bytes of a size such as `8GB` (1e9 bytes each); a UserError names `subject`."""
+    """Return the bytes of a positive size such as `8GB` (8e9); a UserError for another text names `subject`."""
     return _parse(text, subject, BYTES, "800MB or 8GB")
 
 
 def parse_budget(latency: str | None, comm: str | None, keys: str | None) -> Budget:
-    """Return the bounds of `--budget-latency`, `--budget-comm` and `--budget-keys`; None means no bound."""
+    """Return the budget of `--budget-latency`, `--budget-comm` and `--budget-keys`; None means no bound."""
     return Budget(
         latency_s=None if latency is None else parse_seconds(latency, "--budget-latency"),
         sent_bytes=None if comm is None else parse_bytes(comm, "--budget-comm"),
@@ -36,12 +36,12 @@ def parse_budget(latency: str | None, comm: str | None, keys: str | None) -> Bud
 
 
 def parse_bits_per_s(text: str, subject: str) -> float:
-    """Return the bits per second of a bandwidth such as `1Gbps`; a UserError names `subject`."""
+    """Return the bits per second of a bandwidth such as `1Gbps`; a UserError for another text names `subject`."""
     return _parse(text, subject, BITS_PER_S, "100Mbps or 1Gbps")
 
 
 def parse_share(text: str, subject: str) -> float:
-    """Return a percentage such as `60%`, at most 100%, as a fraction; a UserError names `subject`."""
+    """Return a percentage above 0, at most 100%, as a fraction; a UserError for another text names `subject`."""
     share = _parse(text, subject, {"%": 0.01}, "60%")
     if share > 1:
         raise UserError(f"{subject} must be at most 100%, all that the parent takes, but got {text!r}.")
@@ -49,7 +49,7 @@ def parse_share(text: str, subject: str) -> float:
 
 
 def parse_delay(text: str, subject: str) -> float:
-    """Return the seconds of a duration such as `4ms`, which may be 0; a UserError names `subject`."""
+    """Return the seconds of a duration of at least 0 such as `4ms`; a UserError for another text names `subject`."""
     return _parse(text, subject, SECONDS, "4ms or 0ms", zero=True)
 
 

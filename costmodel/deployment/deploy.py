@@ -27,7 +27,7 @@ class Deployment:
         rows: all tokens through every layer, or only the rows that the logits of the last token need; in the last
             attention layer the other tokens then only contribute keys and values.
         query_block: queries per block of attention, which reads the keys up to the block's end (default: all).
-        batch: sequences at once, of seq_len tokens each. Bytes multiply; messages only in products per head.
+        batch: sequences at once, of seq_len tokens each. Bytes multiply by it; messages only in products per head.
         vocab_blocks: number of blocks of the vocabulary projection, such as 2, so that the engine need not cut it into
             tiles.
         public_layers: layers whose weights all parties know, as of a public checkpoint without fine-tuning, such as
@@ -74,7 +74,7 @@ def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None
     """Return the graph of a prompt as it is run.
 
     `num_tokens` is the number of tokens up to and including the new one in phase decode (default: those of the graph).
-    A UserError is raised if the graph cannot be run so, or lacks layers that the deployment names.
+    A UserError is raised if the graph cannot be run in this way, or lacks layers that the deployment names.
     """
     if deployment.public_layers is not None:
         graph = with_public_layers(graph, public_layers(deployment.public_layers))
@@ -133,7 +133,7 @@ def generation(
         context: Tokens that the model can read; None if only `whole` knows.
 
     Raises:
-        UserError: If `check_new_tokens` refuses the number, or the tokens do not fit the context.
+        UserError: As by `check_new_tokens` and `deploy`, or if the tokens do not fit the context.
     """
     check_new_tokens(new_tokens, deployment)
     longest = prompt_len + new_tokens - 1

@@ -22,7 +22,7 @@ from costmodel.ops import Input, Node, OnRows, OnScores, Op, OpGraph, output_sha
 
 
 class Attention(NamedTuple):
-    """One attention: its ops from scores to mix, the nodes with its queries and keys, and the node with its values."""
+    """One attention: its ops from scores to mix, and the names of what they read: queries and keys, and values."""
 
     nodes: tuple[Node, ...]
     packed: str
@@ -38,7 +38,7 @@ class Attention(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Features of the queries of one token; keys and values have as many."""
+        """Features of the values of one token; queries and keys are taken to have as many."""
         assert isinstance(self.mix.op, ops.AttentionMix)
         return self.mix.op.heads * self.mix.op.head_dim
 
@@ -194,7 +194,7 @@ def decode_step(graph: OpGraph, num_tokens: int | None = None) -> OpGraph:
 
 
 def for_last_row(graph: OpGraph, *, through_layers: bool) -> OpGraph:
-    """Return the graph with the logits of the last token alone.
+    """Return the graph with the logits of the last token alone, or as it is if its last op has only one row.
 
     With `through_layers`, layers omit unneeded rows too; otherwise only the ops after them.
     """

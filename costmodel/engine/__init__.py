@@ -1,1 +1,1 @@
-"""The MPC engine: processes of parties, links between them, and measurements of costs; start with `spu`."""
+"""Runs of op graphs by real engines, SecretFlow-SPU, CrypTen and a CKKS library, with measured costs; see `spu`."""

@@ -1,7 +1,8 @@
 """Channels between parties, besides the engine's own link: frames of a JSON header and bytes, over stream sockets.
 
-They carry programs, shares and results, each between the two parties concerned. A channel that ends without a farewell
-means that the peer is gone, which the engine itself would notice only minutes later.
+They carry programs, shares and results, each between the two parties concerned; under CrypTen, also the numbers that
+ops open and the masks that the dealer sends. A channel that ends without a farewell means that the peer is gone, which
+SecretFlow-SPU itself would notice only minutes later.
 """
 
 import json
@@ -43,10 +44,10 @@ def hear_callers(
     is_open: Callable[[], bool],
     hear: Callable[[socket.socket, deque[socket.socket]], object],
 ) -> None:
-    """Hear everybody who connects, each in a thread, until the server is closed and `is_open` is false.
+    """Accept connections, and call `hear` for each in a thread, until the server is closed and `is_open` returns false.
 
-    hear: called with a connection and those that have not said yet who they are, from which it removes its own; beyond
-        `most`, the longest waiting of these leaves.
+    hear: called with a connection and the queue of those that have not yet said who they are, from which it removes its
+        own. If the queue has more than `most` connections, the one that has waited longest is shut down.
     """
     waiting = deque[socket.socket]()
     while is_open():
@@ -70,11 +71,11 @@ class Frame(NamedTuple):
 
 
 class GoneError(ConnectionError):
-    """The peer has left."""
+    """The peer has left, or a frame did not come or go through in time."""
 
 
 class BrokenError(GoneError):
-    """The peer is silent or sends something that is not a frame; the text says which, such as "is silent"."""
+    """The peer is silent, or sends something that is not a frame or is too large; the text says which."""
 
 
 class RefusedError(GoneError):
@@ -98,11 +99,15 @@ class Sealed:
         return self._connection.family
 
     def shutdown(self, how: int) -> None:
-        """End a direction of the connection below, and leave the other one encrypted, unlike `ssl.SSLSocket`."""
+        """Shut down the TCP connection alone, unlike `ssl.SSLSocket`: after SHUT_WR, what comes is still decrypted."""
         super(ssl.SSLSocket, self._connection).shutdown(how)
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int:
-        """Receive the bytes that have come. Raise BlockingIOError if there are none, RefusedError if we are refused."""
+        """Receive the bytes that have come, and return their number: 0 if the peer has ended the connection.
+
+        Raise BlockingIOError if none have come, RefusedError if the peer does not accept our certificate, and GoneError
+        for other errors of TLS.
+        """
         try:
             with self._lock:
                 return self._connection.recv_into(buffer, nbytes)
@@ -148,9 +153,9 @@ Connection: TypeAlias = socket.socket | Sealed
 
 
 class Channel:
-    """One end of a connection. `sent_bytes` counts what was sent so far, headers included.
+    """One end of a connection. `sent_bytes` counts the frames of `send` so far, headers included.
 
-    max_blob_bytes: the most bytes of all blobs of a frame that is received.
+    max_blob_bytes: the most bytes that all blobs of a received frame may have together.
     """
 
     def __init__(self, connection: Connection, max_blob_bytes: float = math.inf) -> None:
@@ -176,7 +181,7 @@ class Channel:
             self.sent_bytes += size
 
     def beat(self) -> None:
-        """Tell the peer that this party is alive; do nothing after the farewell, which is the last frame."""
+        """Tell the peer that this party is alive, unless it said farewell. Raise OSError if the peer is gone."""
         head = json.dumps({"kind": ALIVE, "sizes": []}).encode()
         with self._sending:
             if not self._has_parted:
@@ -186,7 +191,7 @@ class Channel:
         """Return the next frame, except those that only say that the peer is alive.
 
         Raise GoneError if none has come by the time `until_s` of the monotonic clock, or the peer has left; BrokenError
-        if no byte comes for `idle_s`, or something other than a frame comes.
+        if no byte comes for `idle_s` seconds, or what comes is not a frame or has more than `max_blob_bytes`.
         """
         try:
             while True:
@@ -223,7 +228,7 @@ class Channel:
         return received
 
     def _some(self, view: memoryview, until_s: float, idle_s: float) -> int:
-        """Receive at least one byte. Seconds in which this process was stopped itself do not count as silence."""
+        """Receive bytes and return their number. Seconds in which this process was stopped do not count as silence."""
         silent_s = 0.0
         while True:
             with suppress(BlockingIOError):
@@ -243,7 +248,7 @@ class Peers:
     """The other parties, as one party sees them: `channels` by rank, each read by its own thread as frames come.
 
     So no party waits for a peer that is gone. `on_gone` is called at once, in that thread, with the rank and the reason
-    if a peer left without a farewell, was silent for `idle_s`, or sent something that is not a frame.
+    if a peer left without a farewell, was silent for `idle_s` seconds, or sent something that is not a frame.
     Other threads tell every peer that this party is alive, while `is_awake` says so.
     """
 

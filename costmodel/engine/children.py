@@ -37,7 +37,7 @@ KEPT_MEMORY = (
     f"glibc.malloc.trim_threshold={1 << 40}",
     "glibc.malloc.arena_max=1",
 )
-JOB, SOCKET = "job", "socket"  # in the folder of a child: the folder of its job; in this: where it waits for others
+JOB, SOCKET = "job", "socket"  # folder of a job in that of a child, and in it the socket where others reach the party
 MOST_NAME = 1024  # bytes of an op's name
 LOG = 1  # a child's standard output, which it reads too
 
@@ -49,7 +49,7 @@ _idle: ContextVar["dict[int, list[Child]] | None"] = ContextVar("idle", default=
 
 
 def read_all(file: int, start: int = 0) -> bytes:
-    """Return the content of a file from a position on; the position of processes that write to it does not change."""
+    """Return what an open file (a descriptor) holds from byte `start` on, and leave its position where it is."""
     return os.pread(file, max(0, os.fstat(file).st_size - start), start)
 
 
@@ -196,7 +196,7 @@ def _send(commands: Told, channel: Channel) -> None:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return the environment of a child, which can import what this process can, since jobs name functions."""
+    """Return the environment of a child: limits of threads and memory, and where this process imports modules from."""
     return os.environ | {
         THREAD_LIMIT: str(threads),
         TUNABLES: ":".join(filter(None, (*KEPT_MEMORY, os.environ.get(TUNABLES)))),

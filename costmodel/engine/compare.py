@@ -33,12 +33,14 @@ class Comparison:
 
     logits_max_abs_error: largest absolute error over all tokens and the vocabulary.
     top1_agreement: share of tokens, 0 to 1, with the same most likely entry of the vocabulary.
-    predicted_s: seconds of every op on the testbed, with start-up in the embedding; None if it was measured in another
-        setting. range_s: range of their sum, from the errors of its parts. testbed: its file; None for the committed
-        one.
-    rounds: None if they were not asked for.
-    memory: predicted peaks; None if nobody measured them in this setting. peak_bytes: measured peak of each process.
-    drawn_weights: whether `drawn_weights` made the weights.
+    by_op: every node with its predicted and its measured cost.
+    predicted_s: seconds of every op on the testbed, with start-up in the embedding; None if the testbed was measured in
+        another setting. range_s: lowest and highest sum of them, given the errors of the fit; None likewise.
+    testbed: file of the testbed; None for the committed one.
+    rounds: measured rounds; None if they were not asked for.
+    memory: predicted peaks; None if the memory testbed does not cover this setting. peak_bytes: measured peak of each
+        party's process; None where it is unknown.
+    drawn_weights: whether weights were drawn at random.
     """
 
     protocol: str
@@ -88,8 +90,8 @@ def compare(
     drawn with seed 0 if None. delays_s: one-way delays at which rounds are measured, in more runs. testbed: file for
     predicted seconds, in place of the committed one.
 
-    Raises UserError if the engine is not installed, a weight or the testbed does not fit, or an op cannot be run;
-    StoppedError if the engine fails.
+    Raises UserError if the engine is not installed, a weight or the testbed does not fit, an op cannot be run, or as
+    `spu.check_delays`; StoppedError if the engine fails.
     """
     pricer = (
         derived.load_if_measured(protocol, "loopback", setting)
@@ -124,11 +126,11 @@ def compare(
 
 
 def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
-    """Return normally distributed weights by `<node>.<suffix>`, drawn node after node; tied tables are separate.
+    """Return normally distributed weights by `<node>.<suffix>`, drawn node after node; tied tables are drawn apart.
 
     Linears: N(0, 1 / (16 in_features)); output table: N(0, 1 / features); embedding and positions: N(0, 1/4); gains,
-    temperatures and scalars: N(1, 0.01); biases and slopes: N(0, 0.01). Logits then have a standard deviation of 0.3 to
-    2; at logits beyond 10, the engine's fixed point is less accurate.
+    temperatures, bounds and scalars: N(1, 0.01); biases and slopes: N(0, 0.01). Logits then have a standard deviation
+    of 0.3 to 2; at logits beyond 10, the engine's fixed point is less accurate.
     """
     return {
         name: _drawn(op, suffix, op.weight_shapes[suffix], generator)

@@ -1,7 +1,7 @@
 """CrypTen's tensors with the interface of numpy's arrays: the functions that compute ops in plaintext run on them.
 
-Some ops have a function of their own here (`SECRET_FUNCTIONS`). Some of CrypTen's own functions are replaced too, which
-are less accurate on models' values, or cost more. The ranges and errors of the replacements are for 16 fraction bits.
+Some ops have a function of their own here (`SECRET_FUNCTIONS`). Some of CrypTen's own functions are replaced, because
+they are less accurate on models' values or cost more. Ranges and errors of the replacements are for 16 fraction bits.
 Outside of its range, a result may be wrong by any amount, so a model is checked before it runs
 (`costmodel.execution.arithmetic`). Only processes of parties import CrypTen.
 """
@@ -49,7 +49,7 @@ def imported_crypten() -> Any:
 
     Its converter of ONNX is not needed, and imports what torch no longer has. Looking up its configuration took half of
     a party's time; here that is plain data. Integers on a GPU are plain tensors. Shares of 0 are 0, because both
-    parties know the seeds of theirs.
+    parties would know the seeds of random ones.
     """
     found = find_spec("crypten")
     assert found is not None
@@ -81,9 +81,10 @@ def _shares_of_zero(kind: Any, size: Sequence[int], device: torch.device | None 
 
 
 def exponential(x: Any, within: Any = 1) -> Any:
-    """Return exp(x) for x from -256 to 1, with a relative error of 0.002, mostly from squaring in fixed point.
+    """Return exp(x) for x from -240 to 1, mostly off by less than 0.002 exp(x) or 2^-15, from squaring in fixed point.
 
-    CrypTen's (1 + x / 256)^256 is off by twice that, and by a further 0.001. Where the bits `within` are 0, return 0.
+    CrypTen's (1 + x / 256)^256 is off by twice that, and by a further 0.001. At -256, the result is 1 again. Where the
+    bits `within` are 0, return 0.
     """
     u = x.div(2**EXPONENTIAL_SQUARINGS)
     result = (u.square().div(2) + u + 1) * within
@@ -93,12 +94,15 @@ def exponential(x: Any, within: Any = 1) -> Any:
 
 
 def logistic(x: Any) -> Any:
-    """Return the logistic function for x from -256 to 256, off by at most 0.001; CrypTen's is off by 0.004 around 0."""
+    """Return the logistic function for x from -240 to 240, off by at most 0.001; CrypTen's is off by 0.004 around 0."""
     return _logistic(x, x._ltz())
 
 
 def gelu(x: Any) -> Any:
-    """Return GELU by tanh, off by at most 0.001; beyond `GELU_BOUND`, the exponential is out of range and set to 0."""
+    """Return GELU by tanh, off by at most 0.001 for |x| up to 60, and by 2^-16 |x| beyond.
+
+    Beyond `GELU_BOUND`, the exponential would be out of range, and is set to 0.
+    """
     squares = x.square()
     bits = type(x).stack([x, squares - GELU_BOUND**2])._ltz()
     slope = (2 / np.pi) ** 0.5
@@ -147,7 +151,7 @@ def inverse_root(x: Any) -> Any:
 
 
 def _by_interval(x: Any, powers: range, guesses: Sequence[Callable[[int], float]], unit: int = 1) -> list[Any]:
-    """Return every guess for k where x / unit is from 4^(k-1) to 4^k; bits of comparisons choose it."""
+    """Return guess(k) for each of `guesses`, for the k at which x / unit is from 4^(k-1) to 4^k, by comparisons."""
     device, chosen = x.share.device, []
     ends = torch.tensor([4.0**power * unit for power in powers], device=device).reshape(-1, *[1] * x.dim())
     below = (type(x).stack([x] * len(powers)) - ends)._ltz()
@@ -159,7 +163,7 @@ def _by_interval(x: Any, powers: range, guesses: Sequence[Callable[[int], float]
 
 
 def mean_square(x: Any) -> Any:
-    """Return MEAN_SCALE times the mean square over the last dimension, kept. Sums of squares are divided exactly."""
+    """Return MEAN_SCALE times the mean square over the last dimension, kept with length 1; sums are divided exactly."""
     from crypten.mpc.primitives import beaver
 
     sums = beaver.square(x._tensor).sum(-1, keepdim=True).share
@@ -191,7 +195,7 @@ def unsigned_quotient(numbers: Tensor, divisor: int) -> Tensor:
 
 
 def maximum(x: Any) -> Any:
-    """Return the maximum over the last dimension, kept, by halves. CrypTen also finds its index, for 3x the bytes."""
+    """Return the maximum over the last dimension, kept with length 1; CrypTen finds the index, for 3x the bytes."""
     while (length := x.size(-1)) > 1:
         half = length // 2
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

@@ -24,8 +24,8 @@ from costmodel.ops import OpGraph, output_shapes
 from costmodel.protocols.primitives import EngineSetting
 
 DIGIT_BITS, NUM_DIGITS = 22, 3
-LONGEST = 2048  # so many products of digits, each at most 2^42, have a sum that fits the 53 bits of a double
-BLOCKS = {"cuda": 1 << 19, "cpu": 1 << 10}  # made at once; a GPU is slow for small arrays
+LONGEST = 2048  # a sum of this many products of digits, each at most 2^42, fits the 53 bits of a double
+BLOCKS = {"cuda": 1 << 19, "cpu": 1 << 10}  # of ChaCha20 that are made at once; a GPU is slow for small arrays
 CONSTANTS = b"expand 32-byte k"
 WORD_BYTES = 8
 PROCESS_BYTES = 1 << 30  # GPU memory of a process without a model: CUDA's context, and masks made ahead
@@ -33,14 +33,14 @@ COPIES = 16  # of an op's operands: masks, opened numbers, digits, levels of a c
 
 
 class Place(NamedTuple):
-    """Where a party computes; `as_on_card` is whether it computes products and masks in the way of a GPU."""
+    """Where a party computes; `as_on_card` is whether products and masks are made as on a GPU (or on one)."""
 
     device: torch.device
     as_on_card: bool
 
 
 def place_of(device: str, rank: int) -> Place:
-    """Return the place of a party; several GPUs are taken by rank. Raise UserError as `check_device`."""
+    """Return the place of a party; ranks take several GPUs in turn. Raise UserError as `check_device`."""
     check_device(device)
     if device == "cuda":
         return Place(torch.device("cuda", rank % torch.cuda.device_count()), as_on_card=True)
@@ -48,9 +48,10 @@ def place_of(device: str, rank: int) -> Place:
 
 
 def exact_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product of integer matrices modulo 2^64, computed exactly from products of doubles.
+    """Return the product (... x m x n) of 64-bit integers (... x m x k) and (... x k x n), modulo 2^64.
 
-    A number is three digits in base 2^22, from -2^21 to 2^21; products of digits from 2^64 on do not count.
+    It is exact, and made of products of doubles: a number is three digits in base 2^22, from -2^21 to 2^21, and
+    products of digits that are multiples of 2^64 are left out.
     """
     shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
     total = torch.zeros(shape, dtype=torch.int64, device=left.device)
@@ -94,7 +95,7 @@ class UnwrappedLong:
 
 
 class CardDraws:
-    """Random words on a GPU: the key stream of ChaCha20 for a seed of 256 bits, however many blocks are made at once.
+    """Random words for parties on a GPU: the key stream of ChaCha20 for a seed of 256 bits.
 
     Source: RFC 8439, section 2.3, with Bernstein's counter of 64 bits and no nonce, because a seed serves one session.
     """
@@ -106,7 +107,7 @@ class CardDraws:
         self.left = torch.empty(0, dtype=torch.int64, device=device)
 
     def __call__(self, shape: Sequence[int]) -> Tensor:
-        """Return random integers of 64 bits."""
+        """Return a tensor of this shape, of the next 64-bit integers of the key stream."""
         missing, parts = prod(shape), list[Tensor]()
         while missing > len(self.left):
             parts.append(self.left)
@@ -146,15 +147,15 @@ def _rotated(words: Tensor, num_bits: int) -> Tensor:
 
 
 def check_device(device: str) -> None:
-    """Raise UserError if the setting asks for a GPU, and torch finds none here."""
+    """Raise UserError if `device` is `cuda` and torch finds no GPU here."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(f"--device cuda needs a GPU with CUDA, but torch {torch.__version__} finds none; leave it out.")
 
 
 def require_room(steps: Sequence[OpGraph], place: Place, num_processes: int, setting: EngineSetting) -> None:
-    """Raise UserError if the parties of a session need more memory than their GPU has.
+    """Raise UserError if the parties that share a GPU are estimated to need more memory than it has.
 
-    `num_processes` is the number of parties on this machine, the dealer included.
+    `num_processes` is the number of parties on this machine, the dealer included. On a CPU, nothing is checked.
     """
     if place.device.type != "cuda":
         return
@@ -168,7 +169,7 @@ def require_room(steps: Sequence[OpGraph], place: Place, num_processes: int, set
 
 
 def card_bytes(steps: Sequence[OpGraph], setting: EngineSetting) -> int:
-    """Estimate the peak memory of a party on a GPU: its shares, and COPIES of the operands of its largest op."""
+    """Estimate a party's peak bytes on a GPU: process, shares, and COPIES of what its largest op reads and makes."""
     held, most = sum(prod(operand.shape) for operand in operands(steps)), 0
     for graph in steps:
         shapes = output_shapes(graph)

@@ -3,9 +3,9 @@
 It works as CrypTen's trusted third party does (`mpc/provider/ttp_provider.py` of crypten 0.4.1): parties draw most of
 their masks from seeds that the dealer sent them, and the client gets the rest, its share of products of masks. Two
 things differ. CrypTen draws from torch's generator, whose state on a CPU comes from 32 bits of a seed: a party that
-knows a little of a masked value can try them all. Here masks come from SHAKE-128 and a seed of 256 bits. And no party
-asks for masks: the dealer knows the op graph, runs each kind of op once on zeros to see which products it takes, and
-sends what an op needs before the op runs.
+knows a little of a masked value can try them all. Here masks come from SHAKE-128, or ChaCha20 on a GPU, and a seed of
+256 bits. And no party asks for masks: the dealer knows the op graph, runs each kind of op once on zeros to see which
+products it takes, and sends what an op needs before the op runs.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ AHEAD = 2  # ops that the dealer may be ahead of the client, which bounds the me
 
 
 class Product(NamedTuple):
-    """A product of masks that the dealer makes: its kind, the masks' shapes, and further arguments of its function."""
+    """A product of masks that the dealer makes: kind in `CORRELATIONS`, shapes of the masks, and further arguments."""
 
     kind: str
     shapes: tuple[Sequence[int], ...]
@@ -52,7 +52,7 @@ class Draws:
         self.seed, self.num_draws = seed, 0
 
     def __call__(self, shape: Sequence[int]) -> Tensor:
-        """Return random integers of 64 bits."""
+        """Return a tensor of this shape, of random 64-bit integers; each call gives others."""
         self.num_draws += 1
         digest = hashlib.shake_128(self.seed + self.num_draws.to_bytes(8, "big")).digest(8 * prod(shape))
         return torch.frombuffer(bytearray(digest), dtype=torch.int64).reshape(tuple(shape))
@@ -114,7 +114,7 @@ class Provider(ABC):
 
     @abstractmethod
     def shares(self, kind: str, *shapes: Size, arguments: tuple[int, ...] = ()) -> list[Tensor]:
-        """Return shares of masks of these shapes, and of the result of the kind's function for these masks."""
+        """Return this party's shares of masks of these shapes, and last of what `CORRELATIONS[kind]` makes of them."""
 
     def generate_additive_triple(self, size0: Size, size1: Size, op: str, device: Any = None) -> tuple[Any, ...]:
         return tuple(map(_additive, self.shares(op, size0, size1)))
@@ -158,7 +158,7 @@ class Masks(Provider):
         return [*masks, from_blob(self.dealt.popleft(), shape, self.draws.device)]
 
     def next_op(self) -> None:
-        """Tell the dealer that an op is done; the dealer stays at most AHEAD ops ahead."""
+        """Tell the dealer, at the client alone, that an op is done; the dealer stays at most AHEAD ops ahead."""
         assert not self.dealt
         if self.rank == CLIENT:
             self.peers.send(DEALER, {"kind": "next"})
@@ -188,7 +188,10 @@ class Dealer:
             peers.send(rank, {"kind": "seed"}, [seed])
 
     def deal(self, products: Sequence[Product]) -> Traffic:
-        """Send the client, in one message, what it needs for the products of an op."""
+        """Send the client, in one message, its shares of the products of an op; return what was sent.
+
+        Wait first if the dealer is AHEAD ops ahead of the client.
+        """
         if self.ahead == AHEAD:
             self.peers.receive(CLIENT)
         else:

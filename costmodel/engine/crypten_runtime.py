@@ -37,12 +37,15 @@ class Alone:
         return NUM_PARTIES
 
     def all_reduce(self, input: Any, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
-        """Return the sum, or the exclusive or, of both parties' tensors; of several at once if `batched`."""
+        """Return a copy of the tensor, or of several if `batched`, in place of what both parties would open."""
         return [tensor.clone() for tensor in input] if batched else input.clone()
 
 
 class Link(Alone):
-    """CrypTen's communicator for a party: both parties open values to each other at the same time."""
+    """CrypTen's communicator for a party: both parties open values to each other at the same time.
+
+    `all_reduce` returns the sum, or for another `op` the exclusive or, of both parties' tensors.
+    """
 
     def __init__(self, rank: int, peers: Peers) -> None:
         self.rank, self.peers = rank, peers
@@ -85,7 +88,7 @@ class CryptenRuntime(Runtime):
         self.done: list[Traffic] = []
 
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:
-        """Return integers of 64 bits for secrets; for weights that all parties know, the numbers themselves."""
+        """Return 64-bit integers for secrets, and doubles for public weights; matrices of linears are scaled first."""
         value = np.asarray(value, dtype=np.float64)
         if isinstance(op, SCALED) and value.ndim == 2:
             value = value * WEIGHT_SCALE
@@ -181,7 +184,7 @@ class CryptenRuntime(Runtime):
         return done
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory; on a GPU, since the party began."""
+        """Return the peak bytes of the process; on a GPU, torch's peak there since the process started."""
         on_card = self.place.device.type == "cuda"
         return torch.cuda.max_memory_allocated(self.place.device) if on_card else super().peak_bytes()
 

@@ -22,7 +22,7 @@ NONE: Mapping[str, Array] = MappingProxyType({})
 class Agreement:
     """Number of positions with the same most likely token, and the largest absolute error of any logit.
 
-    largest_share: the largest error relative to the largest logit of its step.
+    largest_share: over steps, the largest ratio of the largest error to the largest absolute logit in plaintext.
     """
 
     num_positions: int
@@ -66,10 +66,10 @@ def joined(parts: list[Agreement]) -> Agreement:
 
 
 class ClearRun:
-    """Plaintext inference in double precision, one graph after another, with the cached values that the next one reads.
+    """Plaintext inference in double precision, one graph after another, each with the cached values of the one before.
 
-    `weights` are as for `interpreter.execute`. `arithmetic`, if there is one, must hold every op of the
-    steps after the first, which is checked before a run.
+    `weights` are as for `interpreter.execute`. `arithmetic`, if given, is the engine's fixed point, which must hold
+    every op of all steps but the first; the first step is not checked here.
     """
 
     def __init__(self, weights: Weights, arithmetic: Arithmetic | None = None) -> None:
@@ -81,7 +81,8 @@ class ClearRun:
 
         `tokens` is None for a graph that reads none, and `given` holds its other inputs except for cached values.
 
-        Raise UserError if the inputs do not fit the graph, and OutOfRangeError if the arithmetic does not hold an op.
+        Raise UserError if the inputs do not fit the graph, and OutOfRangeError if the arithmetic does not hold an op or
+        expects too many wrong results.
         """
         caches = {name: self._kept[variable] for name, variable in variables(graph).items()}
         observed = self.arithmetic if self._kept else None
@@ -114,10 +115,12 @@ def generate(
     ends: Container[int] = (),
     layers: ClientLayers | None = None,
 ) -> Iterator[tuple[StepRun, Agreement | None]]:
-    """Yield the run of each step, whose token the next one reads, up to a token of `ends` or the last graph.
+    """Yield, for each step, its private run and the agreement of its last logits with the plaintext model `clear`.
 
-    With each comes its agreement with `clear`, the plaintext model, if there is one, which reads the same tokens.
-    `layers` are the client's own, if it has any. Raise StoppedError if a party fails.
+    The agreement is None without `clear`. The first step reads the prompt; each later one, in plaintext too, reads the
+    most likely token of the private run before. The last step is that of the last graph, or one that gives a token of
+    `ends`. `layers` are those that the client runs in plaintext, if any. Raise StoppedError if a party fails, and
+    errors as `ClearRun.output`.
     """
     tokens: Array = np.asarray(prompt)
     for step, graph in enumerate(graphs):
@@ -131,9 +134,10 @@ def generate(
 def run_step(
     session: Session, step: int, graph: OpGraph, tokens: Array, clear: ClearRun | None, layers: ClientLayers | None
 ) -> tuple[StepRun, Array | None]:
-    """Run a step in plaintext, which may be out of range, then privately, with the client's tokens or hidden states.
+    """Return the private run of a step, and its logits in plaintext or None without `clear`; arguments as `generate`.
 
-    Return the private run and the plaintext logits, as `generate` says. Raise StoppedError if a party fails.
+    Plaintext runs first, because it raises OutOfRangeError if `clear` finds that the engine would leave its range.
+    Raise StoppedError if a party fails.
     """
     if layers is None:
         expected = None if clear is None else clear.output(graph, tokens)

@@ -11,13 +11,13 @@ from costmodel.engine.channel import Sealed
 from costmodel.errors import UserError
 
 KEY = "key.pem"
-HANDSHAKE_S = 10.0  # of an engine's connection
+HANDSHAKE_S = 10.0  # longest handshake of an engine's connection
 
 
 class Keys:
-    """A party's key and everybody's certificates, of a folder with `key.pem` and, for every rank, `RANK.pem`.
+    """A party's key and the certificates of all, from a folder with `key.pem` and, for every rank, `RANK.pem`.
 
-    Raise UserError if a file is absent or is not what it must be.
+    Raise UserError if a file is absent or is not what it must be, or two certificates are equal.
     """
 
     def __init__(self, folder: Path, rank: int, num_parties: int) -> None:
@@ -46,7 +46,10 @@ class Keys:
         self._as_server, self._as_client = contexts
 
     def called(self, connection: socket.socket, peer: int, until_s: float) -> Sealed:
-        """Return the TLS connection to a party that this party called. Raise UserError if somebody else answers."""
+        """Return the TLS connection to a party that this party called.
+
+        Raise UserError if somebody else answers; OSError if there is no handshake by `until_s` of the monotonic clock.
+        """
         _limit(connection, until_s)
         try:
             made = self._as_client.wrap_socket(connection)
@@ -75,5 +78,5 @@ class Keys:
 
 
 def _limit(connection: socket.socket, until_s: float) -> None:
-    """Let a handshake take no longer than until a time of the monotonic clock."""
+    """Limit each wait of a handshake to end by `until_s` of the monotonic clock; no limit if that is infinite."""
     connection.settimeout(None if until_s == math.inf else max(0.01, until_s - time.monotonic()))

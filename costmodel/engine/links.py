@@ -1,6 +1,6 @@
 """Links between the parties of one machine: TCP over loopback, direct or delayed; and tunnels between machines.
 
-A link is a context manager that, for a number of parties, sets up connections and yields a `Wiring`.
+A link is a function that, for a number of parties, returns a context manager that yields a `Wiring`.
 """
 
 import socket
@@ -21,7 +21,7 @@ from costmodel.errors import UserError
 LOOPBACK = "127.0.0.1"
 UNHINDERED = 0.0  # seconds that a message is held
 CHUNK_BYTES = 1 << 16  # what one read of a relay takes at most; any size works
-MOST_WAITING = 64  # connections of a relay whose handshake goes on; parties have a few each
+MOST_WAITING = 64  # connections of a relay that are still in a handshake; parties have a few each
 
 Handshake: TypeAlias = Callable[[socket.socket], Connection]
 
@@ -49,13 +49,13 @@ def plain(connection: socket.socket) -> Connection:
 
 
 class Relay:
-    """A TCP relay that holds everything it carries for a time: a link of known one-way delay, without any privilege.
+    """A TCP relay that delays all that it carries by a known time, which needs no privileges.
 
-    With a handshake at one end, it is a tunnel. Its threads only wait. Chunks keep their order and wait side by side,
-    so the delay takes no bandwidth away. What it adds itself, a fraction of a millisecond per message, is the same at
-    any delay.
+    With a TLS handshake at one end, it is a tunnel. Its threads only wait. Chunks keep their order and wait side by
+    side, so the delay takes no bandwidth away. What it adds itself, a fraction of a millisecond per message, is the
+    same at any delay.
 
-    delay_s: delay, in both directions, of bytes that are read from now on.
+    delay_s: one-way delay in seconds, in both directions, of bytes that are read from now on.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Relay:
                 back.join()
 
     def _carry(self, reader: Connection, writer: Connection) -> None:
-        """One direction: every chunk is written `delay_s` after it was read."""
+        """Carry bytes in one direction: every chunk is written `delay_s` seconds after it was read."""
         writer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         held: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
         release = Thread(target=_release, args=(held, writer), daemon=True)
@@ -145,9 +145,10 @@ def delayed(num_parties: int) -> Iterator[Wiring]:
 
 
 def tunnelled(relay: Relay, addresses: Sequence[str], keys: Keys) -> tuple[str, ...]:
-    """Return addresses of this machine that lead to all parties by TLS; this party listens at its own.
+    """Return, by rank, addresses of this machine: of others, tunnels by TLS to `addresses`; of this party, a free one.
 
-    The relay takes the place of this party at its own address.
+    This party's engine listens at the free address. The relay listens at this party's entry of `addresses` (OSError if
+    that is taken) and carries what comes there to the engine.
     """
 
     def called(peer: int, connection: socket.socket) -> Sealed:

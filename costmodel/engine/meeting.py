@@ -24,7 +24,7 @@ from costmodel.protocols.primitives import EngineSetting
 INTRODUCTION_S = 10.0  # whoever connects and sends nothing for so long is not a party
 MOST_HEARD = 256  # connections that have not said yet who they are
 HELLO = "private inference"
-# What decides which numbers an op graph gives, below the package's folder: every party must have the same.
+# folders of the package whose sources decide which numbers an op graph gives: every party must have the same sources
 COMPUTING = ("engine", "execution", "ops", "protocols")
 LIBRARIES = {"spu": ("jax", "jaxlib", "numpy", "torch"), "crypten": ("numpy", "torch")}
 
@@ -34,7 +34,7 @@ Address: TypeAlias = tuple[str, int] | str  # host and port; on one machine, the
 def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
     """Return the hosts and ports of `host:port,host:port`, by rank. The engine listens on the port after each.
 
-    Raise UserError for another number of peers, or text that is not a host and a port.
+    Raise UserError for another number of peers, text that is not a host and a port, or ports that overlap.
     """
     rule = f"--peers must be {num_parties} comma-separated HOST:PORT, by rank, ports from 1 to 65534"
     peers = []
@@ -52,14 +52,14 @@ def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, by name or number."""
+    """Return whether a host is `localhost` or a loopback address of this machine."""
     with suppress(ValueError):
         return ip_address(host).is_loopback
     return host == "localhost"
 
 
 def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
-    """Return, in words, the terms that all parties must share before they know what to run."""
+    """Return, by name, the versions and settings in which all parties must agree before they know what to run."""
     engine = ENGINE_PROTOCOLS[protocol].engine
     return {
         "package": _version("private-inference-nas"),
@@ -76,7 +76,7 @@ def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
 
 
 def sources_digest() -> str:
-    """Return twelve hexadecimal digits that identify the sources that compute, by their names and contents."""
+    """Return twelve hexadecimal digits that identify the sources in `COMPUTING`, by their names and contents."""
     digest, package = hashlib.sha256(), Path(__file__).parents[1]
     for top in COMPUTING:
         for path in sorted([package / top] if top.endswith(".py") else (package / top).rglob("*.py")):
@@ -102,9 +102,10 @@ def meet(
 ) -> dict[int, Channel]:
     """Return a channel to every other party, by rank, once their `terms` equal `ours`.
 
-    Raise UserError, in one line, if a port is in use, a party does not come in time, or terms differ. A caller that is
-    no party is dropped, and does not delay the parties. A caller that may be no party (without keys, from another
-    machine) and has other terms is told so; the error names it if no other party comes.
+    Raise UserError, in one line, if a port is in use, a party does not come within `wait_s` seconds, terms differ, or a
+    certificate is not the expected one. A caller that is not a party is dropped, and does not delay the parties. So is
+    a caller from another machine that has other terms and no certificate: it may not be a party, and the error names
+    the difference only if no right one comes in its place.
     """
     return _Meeting(rank, addresses, ours, wait_s, keys).channels()
 
@@ -156,7 +157,7 @@ class _Meeting:
         return met
 
     def _gather(self, met: dict[int, Channel], lines: dict[int, str]) -> None:
-        """Fill in the channels of parties as they arrive, and lines of those whose terms differ."""
+        """Fill `met` with channels as parties come, until time is up, and `lines` with errors where terms differ."""
         while met.keys() != self.others:
             try:
                 arrived = self.arrived.get(timeout=max(0.0, self.until_s - time.monotonic()))
@@ -176,7 +177,7 @@ class _Meeting:
                 lines[peer] = line
 
     def _call(self, peer: int) -> None:
-        """Connect to a party, again and again until it says who it is."""
+        """Connect to a party, again and again until it says who it is or time is up."""
         address = self.addresses[peer]
         while not self.is_over and time.monotonic() < self.until_s:
             end: Connection | None = None

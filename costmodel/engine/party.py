@@ -1,9 +1,9 @@
 """A child process that runs one party: for every job it meets the other parties, gets its shares and runs the steps.
 
-The parent sends frames through a socket that is this process's stdin: `begin` with an assignment, and what drives the
-client, rank 0: `run` with a step and its inputs, or `leave`; the client then sends frames to the other parties. A party
-reports on the same socket. The process ends when the socket ends or a peer is lost. Each job has its own runtime and
-links.
+The parent sends frames through a socket that is this process's stdin: `begin` with an assignment and, to the client
+(rank 0) alone, `run` with a step and its inputs, or `leave`; the client then sends frames to the other parties. A party
+reports on the same socket. The process ends when the socket ends, or after it has reported an error such as a lost
+peer. Each job has its own runtime and links.
 """
 
 import json
@@ -50,8 +50,8 @@ PARTING_S = 0.5  # time for peers to find the same difference, and report it ins
 class OpCost(NamedTuple):
     """The cost of an op to one party.
 
-    `start_s`, `end_s`: times on its machine's monotonic clock. `peak_bytes`: peak memory during the op. `rounds`: how
-        many it waited for; None if the engine does not count them.
+    `start_s`, `end_s`: times on its machine's monotonic clock. `peak_bytes`: what `Runtime.peak_bytes` returned after
+        the op. `rounds`: how many it waited for; None if the engine does not count them.
     """
 
     sent_bytes: int
@@ -97,7 +97,7 @@ class Party:
     progress: Progress
 
     def run(self, step: int) -> tuple[list[OpCost], Any]:
-        """Run a step; return the costs of its ops to this party, and its share of the logits."""
+        """Run a step; return the costs of its ops to this party, and its share of the logits (None at the dealer)."""
         nodes, times = self.steps[step].nodes, []
         give_back()
         for index, node in enumerate(nodes):
@@ -120,9 +120,11 @@ class Party:
 
 
 def join(assignment: Assignment, weights: list[Blob], answers: Answers, progress: Progress) -> Party:
-    """Meet the other parties, agree on the steps, and get programs and shares. Raise UserError as `meet`.
+    """Meet the other parties, agree on the steps, get programs and shares, and return the party, ready to run.
 
-    The server takes its pickled weights out of a list of one, so that they do not stay in memory.
+    weights: the pickled weights, in a list from which the server takes them, so that they do not stay in memory.
+
+    Raise UserError as `meet`, or if op graphs differ, a weight does not fit, or a GPU is missing or too small.
     """
     rank, protocol, setting = assignment.rank, assignment.protocol, assignment.setting
     ours = terms(protocol, setting) | {"range check": "on" if assignment.is_in_range else "off (--allow-out-of-range)"}
@@ -209,7 +211,10 @@ def _received_shares(peers: Peers, rank: int, runtime: Runtime) -> tuple[dict[st
 
 
 def serve(party: Party) -> dict[str, int]:
-    """Run the steps of a party that is not the client, until the client tells it to leave; return what it sent."""
+    """Run a party that is not the client until the client tells it to leave.
+
+    Return `num_steps`, and the `sent_bytes` and `messages` that this party sent in the ops of these steps.
+    """
     peers, totals = party.peers, {"num_steps": 0, "sent_bytes": 0, "messages": 0}
     while True:
         shares, frame = _received_shares(peers, CLIENT, party.runtime)
@@ -226,7 +231,10 @@ def serve(party: Party) -> dict[str, int]:
 
 
 def lead(party: Party, commands: Commands, answers: Answers) -> None:
-    """Run the client until the command to leave: for every command, share the inputs, run a step, open the logits."""
+    """Run the client's steps, one for each command, until the command to leave.
+
+    In a step, share the inputs, run the ops, and report the costs of all parties and the opened logits.
+    """
     peers, runtime = party.peers, party.runtime
     while (command := commands.get()).header["kind"] != LEAVE:
         step, started = command.header["step"], time.monotonic()
@@ -255,7 +263,7 @@ def lead(party: Party, commands: Commands, answers: Answers) -> None:
 
 
 def take_part(commands: Commands, answers: Answers, progress: Progress) -> None:
-    """Run one job, from the command to begin to its end."""
+    """Run one job, from the command to begin to its end; report an error and end the process if the job fails."""
     first, *weights = commands.get().blobs
     assignment: Assignment = pickle.loads(first)
     os.chdir(answers.folder / JOB)  # the engine writes the masks that it keeps here

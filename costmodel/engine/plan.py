@@ -38,7 +38,7 @@ NEXT_TOKEN = Deployment(phase="decode")
 # Attention in blocks of queries computes fewer of the scores that the mask hides.
 SEQUENCE = Deployment(query_block=32)
 
-# Of a frame, the most bytes of:
+# the most bytes of a frame for:
 WORD_BYTES = 32  # an element: two shares of 128 bits each
 PROGRAM_BYTES = 1 << 18  # the code of an op, besides constants with the shape of its output
 ROW_BYTES = 1 << 12  # a program in their table: its name, and the names of what it reads
@@ -67,7 +67,7 @@ class Plan:
 
 
 def graphs(graph_of: GraphOf, plan: Plan) -> tuple[OpGraph, ...]:
-    """Return the graph of every step in order; all sequences have the same one. Raise UserError as `graph_of`."""
+    """Return the graphs of the steps: one per new token, or one for all sequences. Raise UserError as `graph_of`."""
     if plan.kind == "sequences":
         return (graph_of(plan.num_tokens, SEQUENCE),)
     prompt = keeping(graph_of(plan.num_tokens, PROMPT), graph_of(plan.num_tokens, Deployment()))
@@ -75,7 +75,7 @@ def graphs(graph_of: GraphOf, plan: Plan) -> tuple[OpGraph, ...]:
 
 
 def keeping(graph: OpGraph, whole: OpGraph) -> OpGraph:
-    """Return a prompt's graph that keeps the keys and values of every attention in the form that the next token reads.
+    """Return a prompt's graph with nodes that keep the keys and values of every attention as the next token reads them.
 
     `whole` is the graph of the same prompt before any rewriting, in which attentions are found.
     """
@@ -95,13 +95,13 @@ def fingerprint(steps: tuple[OpGraph, ...]) -> str:
 
 
 def variables(graph: OpGraph) -> dict[str, str]:
-    """Return, by name of a graph's input, the variable of cached keys and values: the node that appends to them."""
+    """Return, by input with cached keys and values, the variable that stores them: the node that appends to them."""
     caches = (node for node in graph if isinstance(node.op, ops.KeyValueCache) and node.op.past_len)
     return {node.inputs[0]: node.name for node in caches}
 
 
 def most_bytes(steps: tuple[OpGraph, ...], protocol: str, setting: EngineSetting) -> int:
-    """Return a limit that no frame of a session exceeds: a share of any array, all programs, or what an op sends."""
+    """Return a limit in bytes for the frames of a session: a share of any array, all programs, or what an op sends."""
     nodes = [node for graph in steps for node in graph]
     some = {node.op for node in nodes}
     largest = max(  # elements of an array that an op reads or makes
@@ -131,7 +131,7 @@ def predictions(
 ) -> tuple[Prediction, ...]:
     """Return the prediction of every step, in the order in which one session runs them.
 
-    Raise UserError if the protocol lacks the setting, an op has no formula, or the ring is too small for an op.
+    Raise UserError if the protocol has no engine or lacks the setting, an op has no formula, or the ring is too small.
     """
     # each preprocessing counts in the step that needs it, and the making of kept masks in the first
     first = total_comm(walk(protocol, [node.op for node in steps[0]], setting.of_first_run))
@@ -152,10 +152,10 @@ def predictions(
 class Assignment:
     """One party's part in a session. Only the client has the plan, and only the server has the weights.
 
-    addresses: where each party waits for the others, by rank; set at the start if all parties run on one machine.
-    links: addresses of all ranks on the engine's own link; if empty, the port after each of `addresses`.
+    addresses: where each party waits for the others, by rank; `session.started` fills in sockets of this machine if
+        empty. links: addresses of all ranks on the engine's own link; if empty, the port after each of `addresses`.
     wait_s: how long to wait for another party. idle_s: how long a party may be silent once all have met.
-    is_in_range: whether only a model that the engine's fixed point holds may run, on which the parties agree.
+    is_in_range: whether a model must be within the engine's fixed-point range to run; the parties must agree on it.
     certificates: folder of the parties' certificates and this party's key, for links by TLS; None for plain links.
 
     A UserError is raised if no engine runs the protocol.
@@ -180,7 +180,7 @@ class Assignment:
 
     @property
     def keys(self) -> Keys | None:
-        """Return the keys of this party. Raise UserError if the folder does not have them."""
+        """The keys of this party; None without `certificates`. Raise UserError if the folder does not have them."""
         return None if self.certificates is None else Keys(self.certificates, self.rank, len(ranks(self.protocol)))
 
     @property
@@ -207,7 +207,7 @@ def ranks(protocol: str) -> range:
 
 
 def role(rank: int, protocol: str) -> str:
-    """Return the name of a party's role."""
+    """Return a party's role: `client`, `server`, and the third is `dealer` under crypten, else `helper`."""
     last = "dealer" if protocol == CRYPTEN else "helper"
     return {CLIENT: "client", SERVER: "server"}.get(rank, last)
 

@@ -25,7 +25,7 @@ MASKED = (ops.TokenEmbedding, ops.Linear, ops.VocabProjection)  # their weights 
 
 
 class Operand(NamedTuple):
-    """An operand in the form that the first node to read it needs, and the variable that stores it."""
+    """A weight (or the part that is read), in the form that its first reader `node` takes, and the variable for it."""
 
     variable: str
     node: Node

@@ -54,7 +54,7 @@ def engine_of(protocol: str) -> Engine:
 def walk(protocol: str, some: Sequence[Op], setting: EngineSetting) -> tuple[Comm, ...]:
     """Return the cost of each op in a run of all of them, in order.
 
-    Raises UserError for a protocol without engine, a setting that the protocol does not have, or an op without formula.
+    Raises UserError for a protocol without engine, a setting that it lacks, an op without formula, or too small a ring.
     """
     engine_of(protocol)
     check_setting(protocol, setting)
@@ -62,7 +62,7 @@ def walk(protocol: str, some: Sequence[Op], setting: EngineSetting) -> tuple[Com
 
 
 def check_installed(protocol: str) -> None:
-    """Raise UserError, with the command to run, if the protocol's engine cannot be imported here."""
+    """Raise UserError, with the command to run, if the protocol's engine is missing, or CrypTen has another version."""
     if protocol == "crypten":
         if not all(map(find_spec, ("crypten", "torch"))):
             raise UserError(f"the engine CrypTen is not installed; run: {INSTALL_CRYPTEN}")

@@ -94,9 +94,10 @@ class StepRun:
 class Session:
     """Parties that this machine runs, by rank; the others, if any, run elsewhere.
 
-    set_delay: sets the delay of the link between parties, for the steps from now on.
-    Known once the parties are ready: op_graph, the fingerprint on which all agreed; num_steps of the plan; ready_s,
-    seconds since their start; shared_bytes, programs and shares of weights that the parties here have sent.
+    set_delay: sets the one-way delay in seconds of the link between parties, for the steps from now on.
+    Known once the parties are ready: op_graph, the fingerprint on which all agreed; num_steps, the number of op graphs
+    in the plan; ready_s, seconds from start to ready; shared_bytes, the bytes that the parties here sent until then,
+    mostly programs and shares of weights.
     """
 
     op_graph: str
@@ -116,7 +117,8 @@ class Session:
     def await_ready(self) -> None:
         """Wait until all parties have met, agreed and shared.
 
-        Raise UserError, in one line, if they do not meet or agree; StoppedError if one fails.
+        Raise UserError, in one line, if they do not meet or agree, or a weight or device does not fit; StoppedError if
+        one fails.
         """
         answers = [self.answer(rank).header for rank in self.children]
         self.op_graph, self.num_steps = answers[0]["op_graph"], answers[0]["num_steps"]
@@ -140,7 +142,7 @@ class Session:
             self.answer(rank)
 
     def answer(self, rank: int) -> Frame:
-        """Return the next report of a party. Raise UserError or StoppedError, in one line, if a party here ended."""
+        """Return the next report of a party. Raise UserError or StoppedError, in one line, if a party here failed."""
         while not self._waiting[rank]:
             reporting, answer = self._answers.get()
             if "error" in answer.header:
@@ -174,7 +176,7 @@ class Session:
 
 @contextmanager
 def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
-    """Yield a session with one process per party until the block ends; without addresses, they are all the parties.
+    """Yield a session with one process per assignment, of all parties if they have no addresses, until the block ends.
 
     Raise UserError if the engine is not installed, or TMPDIR is too deep for sockets.
     """
@@ -191,7 +193,7 @@ def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
 
 @contextmanager
 def alone(part: Assignment) -> Iterator[Session]:
-    """Yield one party, ready, whose peers run elsewhere. Raise errors as `started` and `Session.await_ready`."""
+    """Yield a session of one ready party, whose peers run elsewhere. Errors are as for `started` and `await_ready`."""
     with started([part]) as session:
         session.await_ready()
         yield session

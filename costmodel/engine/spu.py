@@ -38,7 +38,7 @@ WARM_UPS = 2  # for one-time set-up, and for batches that the first pass almost 
 
 
 class Job(NamedTuple):
-    """A measurement to make: a client that has all data, of one step, and the inputs of the step by name."""
+    """A measurement to make of one step: an assignment with the data of all parties, and the step's inputs by name."""
 
     client: Assignment
     inputs: Mapping[str, Array]
@@ -72,7 +72,7 @@ def _given(graph: OpGraph, num_tokens: int, deployment: Deployment) -> OpGraph:
 
 
 def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
-    """Return a job that runs each op by itself on random numbers."""
+    """Return a job that runs each op by itself on random numbers of seed 0. Errors are as for `graph_job`."""
     generator = np.random.default_rng(0)
     nodes: list[Node] = []
     inputs: dict[str, Array] = {}
@@ -90,7 +90,7 @@ def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
 
 
 def total_measured(costs: Iterable[Measured]) -> Measured:
-    """Return the total cost of ops that run one after another."""
+    """Return the total cost of ops that run one after another; its rounds are None if those of any op are."""
     parts = list(costs)
     rounds = [cost.rounds for cost in parts if cost.rounds is not None]
     return Measured(
@@ -119,19 +119,19 @@ def run(
 
 
 def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tuple[Measured, ...]:
-    """Measure each op by itself on random numbers, for calibration and to check formulas.
+    """Return the measured cost of each op, run by itself on random numbers, for calibration and to check formulas.
 
     Preprocessing that the engine does once is part of the cost of the first op that needs it. Errors are as for
-    `passes`.
+    `graph_job` and `passes`.
     """
     return passes(ops_job(ops, protocol=protocol, setting=setting), tcp, [UNHINDERED])[0].by_op
 
 
 def passes(job: Job, link: Link, delays_s: Sequence[float]) -> list[StepRun]:
-    """Run the same job several times by the same parties, each time under one delay of the link.
+    """Return the runs of one job by the same parties, one for each one-way delay of the link, in seconds.
 
-    Raises UserError for a weight that does not fit, an engine that is not installed, or a delay that the link does not
-    have; StoppedError, in one line, if the engine fails.
+    Raises UserError for a weight that does not fit, an engine or device that this machine lacks, or a delay that the
+    link does not have; StoppedError, in one line, if the engine fails.
     """
     runs = []
     with on_this_machine(job.client, link) as session:
@@ -144,9 +144,10 @@ def passes(job: Job, link: Link, delays_s: Sequence[float]) -> list[StepRun]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRounds:
-    """Rounds of every op, in order: the slope of its seconds over the one-way delay.
+    """Rounds of every op, in order (`by_op`): the slope of its seconds over the one-way delay, not a whole number.
 
-    `seconds` are the seconds of all ops, by delay. `residual_s` is their largest distance from the fitted line.
+    `seconds` has, for each delay in seconds, that delay and the total seconds of all ops. `residual_s` is the largest
+    distance of such a total from the fitted line.
     """
 
     by_op: tuple[float, ...]
@@ -169,7 +170,7 @@ def check_delays(delays_s: Sequence[float]) -> None:
 
 
 def parse_delays(text: str) -> tuple[float, ...]:
-    """Return delays such as `10ms,20ms,40ms` in seconds. Raise UserError as `check_delays`, or for other text."""
+    """Return delays such as `10ms,20ms,40ms` in seconds. Raise UserError for other text, 0, or as `check_delays`."""
     delays_s = tuple(parse_seconds(part, "--delays") for part in text.split(","))
     check_delays(delays_s)
     return delays_s
@@ -180,8 +181,8 @@ def measured_rounds(job: Job, *, delays_s: Sequence[float]) -> MeasuredRounds:
 
     Under cheetah, the rounds of making triples for small products are included, if a pass makes some.
 
-    Raise UserError for fewer than three different delays, or an engine that is not installed; StoppedError if the
-    engine fails, or all passes under a delay made transfers ahead.
+    `delays_s` are one-way delays in seconds. Raise UserError as `check_delays` and `passes`; StoppedError if the engine
+    fails, or all passes under a delay made transfers ahead.
     """
     check_delays(delays_s)
     delays = sorted(set(delays_s))

@@ -49,7 +49,7 @@ def shares_io(protocol: str, setting: EngineSetting) -> Any:
 
 
 def make_shares(protocol: str, setting: EngineSetting, value: Array, op: Op | None = None) -> list[Any]:
-    """Return every party's share of an input or of a weight of an op; the server alone may hold weights."""
+    """Return every party's share of an input or, with the op that reads it, of a weight, held as `setting` says."""
     from spu import libspu
 
     seen = libspu.Visibility.VIS_SECRET if op is None else operand_visibility(op)
@@ -81,7 +81,7 @@ class SpuRuntime(Runtime):
         return make_shares(self.protocol, self.setting, value, op)
 
     def packed(self, share: Any) -> list[bytes]:
-        """Return what the share is a share of, then its chunks."""
+        """Return the metadata of the share, such as its type and shape, then its chunks."""
         return [share.meta, *share.share_chunks]
 
     def unpacked(self, parts: Sequence[Blob]) -> Any:

@@ -1,1 +1,1 @@
-"""Computes op graphs, in plaintext or under an engine."""
+"""What ops compute, in plaintext and in emulated fixed point, and the memory that this takes under an engine."""

@@ -1,7 +1,7 @@
 """The fixed point of the engines, emulated on doubles: what an op computes there, and whether it stays in range.
 
 The functions of ops run on `Number`s. Every product is checked and rounded as the engine does, and the arguments of
-exponentials, inverses and roots must be where the engine's are right. So an op that is added is checked too.
+exponentials, inverses and roots must be where the engine's results are right. So an op that is added is checked too.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from costmodel.protocols.fixed_point import VERY_SMALL_UNITS
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
-MOST_WRONG = 0.01  # most results of a sequence that may be expected to be wrong
+MOST_WRONG = 0.01  # greatest expected number of wrong results of a sequence
 
 # coefficients of odd Chebyshev polynomials of x / TANH_END. Source: SecretFlow-SPU 0.9.5, fxp_approx.cc, tanh_chebyshev
 TANH = (
@@ -32,7 +32,7 @@ SCALED = (ops.Linear, ops.VocabProjection)  # under CrypTen their matrix is held
 
 
 class Number(np.ndarray[Any, Any]):
-    """Secrets as doubles, stored as `scale` times their values; `arithmetic` computes their products and functions."""
+    """Values of secrets as doubles; the engine stores `scale` times as much. `arithmetic` computes their functions."""
 
     arithmetic: Any = None
     scale = 1
@@ -51,8 +51,8 @@ class Arithmetic:
     """An engine's fixed point, emulated as a library for ops, with its own functions for some of them.
 
     margin: factor by which numbers must be within the limits, because other text has larger ones. num_sequences: number
-    of sequences in the data. num_extreme: how many of them, the last ones, have rare tokens and so may be imprecise.
-    wrong: how many results of each op are expected to be wrong, because an engine errs with a small probability.
+    of sequences in the data. num_extreme: how many of them, the last ones, have rare tokens, so that imprecise inverse
+    roots in them are not counted. wrong: expected number of wrong results by op, since an engine errs at random.
     """
 
     numpy = np
@@ -90,9 +90,10 @@ class Arithmetic:
         }
 
     def evaluate(self, node: Node, operands: Weights, *inputs: Array) -> Array:
-        """Return the output of an op, given operands and inputs as doubles or as numbers.
+        """Return the output of an op as a `Number`, given operands as doubles, and inputs as doubles or `Number`s.
 
-        Raise OutOfRangeError if numbers leave the engine's range, and UserError for an op without a function.
+        Raise OutOfRangeError if numbers leave the engine's range; UserError for an op without a function, or with a
+        function of numpy that is not emulated.
         """
         self.op, own = node.name, self.of_ops.get(type(node.op), evaluate)
         with np.errstate(all="ignore"):  # what is not finite is out of range
@@ -111,7 +112,7 @@ class Arithmetic:
         return True
 
     def is_right(self, num_sequences: int) -> bool:
-        """Return whether few enough results of so many sequences are expected to be wrong."""
+        """Return whether the expected number of wrong results per sequence, times `margin`, is at most MOST_WRONG."""
         return sum(self.wrong.values()) / num_sequences * self.margin <= MOST_WRONG
 
     def check_wrong(self) -> None:
@@ -123,7 +124,7 @@ class Arithmetic:
             raise OutOfRangeError(why, with_fewer_bits=True)
 
     def number(self, value: Array, scale: int = 1) -> Array:
-        """Return values that are rounded already as an array of this arithmetic."""
+        """Return values that are already rounded as a `Number` of this arithmetic."""
         made = np.asarray(value).view(Number)
         made.arithmetic, made.scale = self, scale
         return made
@@ -135,7 +136,7 @@ class Arithmetic:
         return np.rint(value * (scale / self.unit)) * (self.unit / scale)
 
     def truncated(self, value: Array) -> Array:
-        """Return products as engines truncate them: to one of the two nearest numbers, at random, with a right mean."""
+        """Return products as engines truncate them: to the unit below or above, at random, with the right mean."""
         drawn = self.digits.random(np.shape(value), dtype=np.float32)
         return np.floor(value * (1 / self.unit) + drawn) * self.unit
 
@@ -152,7 +153,7 @@ class Arithmetic:
         return np.trunc(value * (scale / self.unit)) * (self.unit / scale)
 
     def apply(self, ufunc: Any, method: str, inputs: Any, settings: Any) -> Array:
-        """Return what the engine computes for a function of numpy. Raise UserError if it has none."""
+        """Return what the engine computes for a function of numpy. Raise UserError if that is not emulated."""
         if method == "reduce" and ufunc in (np.add, np.maximum):
             return self.number(ufunc.reduce(inputs[0].view(np.ndarray), **settings))
         if method != "__call__" or ufunc not in self.functions:
@@ -168,7 +169,7 @@ class Arithmetic:
         return result if isinstance(result, Number) else self.number(result, self.scale if ufunc is np.add else 1)
 
     def require(self, what: str, value: Array, least: float, most: float, *, with_fewer_bits: bool = False) -> None:
-        """Raise OutOfRangeError unless all numbers are within the limits, which `margin` tightens except at 0."""
+        """Raise OutOfRangeError unless all numbers are within the limits over `margin` (except a positive `least`)."""
         low, high = (float(limit) for limit in (np.min(value.view(np.ndarray)), np.max(value.view(np.ndarray))))
         least, most = least / self.margin if least < 0 else least, most / self.margin
         if not (least <= low and high <= most):
@@ -178,11 +179,11 @@ class Arithmetic:
             )
 
     def product(self, value: Array) -> Array:
-        """Return products, rounded. Raise OutOfRangeError if one overflows."""
+        """Return truncated products. Raise OutOfRangeError if one overflows, or else count how many may be wrong."""
         raise NotImplementedError
 
     def may_fail(self, expected: float) -> None:
-        """Add to the number of results that are expected to be wrong."""
+        """Add to the expected number of wrong results of the op that runs."""
         self.wrong[self.op] = self.wrong.get(self.op, 0.0) + expected
 
     def embed(self, op: ops.TokenEmbedding, library: Any, weights: Weights, tokens: Array) -> Array:
@@ -190,7 +191,7 @@ class Arithmetic:
         return weights["weight"][tokens.argmax(axis=-1) if tokens.ndim == 2 else tokens.astype(np.int64)]
 
     def softmax(self, op: ops.Softmax, library: Any, weights: Weights, scores: Array) -> Array:
-        """Return attention weights; masked scores, and the eighth power of a row's only score, may be wrong."""
+        """Return attention weights; masked scores, and the eighth power of a row's only score, are not checked."""
         seen = np.tri(op.queries, op.keys, op.keys - op.queries if op.causal else op.keys, dtype=bool)
         scores = np.where(seen, scores, scores[..., :1])
         if op.form == "power8":
@@ -209,8 +210,8 @@ class Arithmetic:
 class SpuArithmetic(Arithmetic):
     """The fixed point of SecretFlow-SPU 0.9.5, which is the same under each of its protocols.
 
-    Source of the limits: tests/costmodel/execution/test_arithmetic.py measures them. A product of ring - 2 bits is
-    wrong, and the inverse or root of a number from 2^(f - 1) on is 0, for f fraction bits.
+    Source of the limits: tests/costmodel/execution/test_arithmetic.py measures them. With f fraction bits, a product is
+    wrong from 2^(ring_bits - 2 - 2f) on, and the inverse or inverse root of a number from 2^(f - 1) on is 0.
     """
 
     LOWEST_EXPONENT = -480.0  # (1 + x / 256)^256 is 0 there, and 0.37 at -511
@@ -221,7 +222,8 @@ class SpuArithmetic(Arithmetic):
         super().__init__(setting, **of)
         self.most_product, self.most_divisor = self.most * self.unit, 0.5 / self.unit
         self.highest_exponent = float(np.log(self.most_product)) - 0.5
-        # times -x: share of overflowed exponentials below 16 x, whose inverse times x is off by more than 1 / 16
+        # times -x: probability that an overflowed exponential, which is random, is nearer to 0 than 16 x, so that x
+        # times its inverse is off by more than 1 / 16
         self.overflowed = 8 / self.most_product
 
     def encoded(self, node: Node, value: Array) -> Array:
@@ -229,7 +231,7 @@ class SpuArithmetic(Arithmetic):
         return super().encoded(node, np.trunc(value / self.unit) * self.unit)
 
     def is_exact(self, factor: float) -> bool:
-        """Whether a factor is so small that the engine multiplies by a power of two instead (`constant_product`)."""
+        """Whether a factor is so small that the engine enlarges it by a power of two first (`constant_product`)."""
         return abs(factor) < VERY_SMALL_UNITS * self.unit
 
     def product(self, value: Array) -> Array:
@@ -287,9 +289,9 @@ class SpuArithmetic(Arithmetic):
 class CryptenArithmetic(Arithmetic):
     """The fixed point of CrypTen 0.4.1 with the functions of `engine.crypten_arrays`.
 
-    Each party truncates its share of a product by itself, so that one in 2^(64 - 2f) / |x| results x with f fraction
-    bits is wrong by 2^(64 - 2f), which ruins the answer. Sums of squares are divided exactly, but must be below
-    2^(63 - 2f). Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
+    Each party truncates its share of a product by itself, so that with f fraction bits a result x is wrong by
+    2^(64 - 2f) with probability |x| / 2^(64 - 2f), which ruins the answer. Sums of squares are divided exactly, but
+    must be below 2^(63 - 2f). Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
     """
 
     EXPONENTS = (-240.0, 15.0)  # of (1 + u + u^2 / 2)^128 with u = x / 128, which is 1 again at -256
@@ -298,7 +300,7 @@ class CryptenArithmetic(Arithmetic):
     MOST_OF_ERF = 1.5  # where its Taylor series of 8 terms is off by 0.003; by 0.24 at 2
 
     def evaluate(self, node: Node, operands: Weights, *inputs: Array) -> Array:
-        # a token of an answer takes one row of the logits
+        # each token of an answer takes just one row of the logits, so only one row per sequence counts
         rows = node.op.rows if isinstance(node.op, ops.VocabProjection) else self.num_sequences
         self.share = self.num_sequences / rows * 2.0**-self.setting.ring_bits / self.unit**2
         if isinstance(node.op, SCALED):  # whose input is divided by WEIGHT_SCALE
@@ -314,11 +316,11 @@ class CryptenArithmetic(Arithmetic):
         return super().encoded(node, value)
 
     def is_exact(self, factor: float) -> bool:
-        """Whether a factor is 1 / an integer, for which the engine divides exactly."""
+        """Whether a factor is 1 / an integer, by which the engine divides instead."""
         return bool(factor) and abs((divisor := 1 / factor) - round(divisor)) < 1e-9
 
     def truncates(self, total: float) -> None:
-        """Count truncations of numbers whose magnitudes sum to `total`."""
+        """Add the expected number of wrong truncations of numbers whose magnitudes sum to `total`."""
         self.may_fail(total * self.share)
 
     def product(self, value: Array) -> Array:

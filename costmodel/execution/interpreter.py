@@ -1,7 +1,7 @@
-"""Runs an `OpGraph` in plaintext or, with the same functions, under an engine: what is priced is what is computed.
+"""Runs an `OpGraph` in plaintext, with the functions that engines run too: what is priced is what is computed.
 
-The functions of ops are in `execution.op_functions`; this module makes their arrays. Everything that an engine's client
-or server computes in plaintext before the run happens in `operands` and `inputs`.
+The functions of ops are in `execution.op_functions`; this module prepares their arrays. Everything that an engine's
+client or server computes in plaintext before the run happens in `operands` and `inputs`.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ def values(
     caches: Mapping[str, Array] | None = None,
     observe: Callable[..., object] | None = None,
 ) -> dict[str, Array]:
-    """Return the outputs of all nodes by name, in plaintext and double precision.
+    """Return a graph's inputs and the outputs of all nodes by name, in plaintext and double precision.
 
     weights: by `<node>.<suffix>`, as deployed (a temperature is t, a linear weight is out_features x in_features).
     tokens: as many integers as the graph was lowered for; for several sequences, all first tokens, then all second
@@ -78,7 +78,10 @@ def inputs(graph: OpGraph, tokens: Array | None, caches: Mapping[str, Array] | N
 
 
 def encoded(graph: OpGraph, tokens: Array) -> Array:
-    """Return the tokens one-hot encoded (tokens x vocab), or unchanged if the graph looks them up."""
+    """Return the tokens one-hot encoded (tokens x vocab), or as doubles if the graph looks them up.
+
+    Raise UserError for another number of tokens than the graph's, or tokens outside the vocabulary.
+    """
     op = next(node.op for node in graph if isinstance(node.op, ops.TokenEmbedding))
     tokens = np.asarray(tokens)
     if tokens.shape != (op.tokens,):
@@ -104,7 +107,7 @@ def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
 
 
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
-    """Return a node's operands by suffix, in the form that its function takes: sliced, and transposed or inverted.
+    """Return a node's operands by suffix, as its function takes them: sliced, scaled, transposed or inverted.
 
     Raise UserError if a weight is missing or has another shape.
     """
@@ -127,7 +130,7 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
 
 
 def load_weights(path: Path, graph: OpGraph) -> dict[str, Array]:
-    """Return the tensors of a file by name, `<node>.<suffix>`; those that no node reads are ignored.
+    """Return the tensors of a safetensors file by name, `<node>.<suffix>`, without those that no node reads.
 
     Raise UserError if the file cannot be read, or a weight is missing, has another shape or is not finite.
     """

@@ -44,10 +44,9 @@ class MemoryFit:
 class MemoryTestbed:
     """Fitted peak memory of processes that ran whole models, with one process per party.
 
-    client: the first party, which also shares everything beforehand and, under SPU, compiles the ops. party: each other
-        process, including the dealer of crypten. greatest: largest value of each feature, in bytes, in any fitted
-        model.
-        num_points: number of these models.
+    client: the first party, which also shares the inputs and, under SPU, compiles the ops. party: the largest of the
+        other processes, including the dealer of crypten. greatest: largest value of each feature, in bytes, in any
+        fitted model. num_points: number of these models.
     """
 
     protocol: str
@@ -63,9 +62,10 @@ class MemoryTestbed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakMemory:
-    """Peak resident bytes of the process of the first party (the client), and of each other party's process.
+    """Peak resident bytes of the process of the first party (the client), and of the largest other one.
 
-    held_bytes: shares of weights, inputs and outputs among them, which are exact. held_out_error: error of the fit.
+    held_bytes: shares of weights, inputs and outputs among them, which are exact. held_out_error: greatest relative
+        error of the two fits on a model left out of them.
     extrapolation: the largest ratio of a feature to its greatest value in the fit, at least 1.
     """
 
@@ -83,7 +83,7 @@ def load_memory(protocol: str) -> MemoryTestbed:
 
 
 def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:
-    """Return the peaks of a run of one thread; None with reused masks, another ring or a GPU (not measured)."""
+    """Return predicted peaks; None if not measured: kept masks, several threads, another ring, or not on a CPU."""
     is_measured = setting.weight_masks == "fresh" and setting.threads == 1 and setting.device == "cpu"
     if not is_measured or setting.ring_bits != testbed.ring_bits:
         return None
@@ -103,7 +103,7 @@ def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) 
 
 
 def last_readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Return, by node, the outputs that no later node reads. The last node's output is the result, and not listed."""
+    """Return, by node, the outputs that are not needed once it has run. The last node's, the result, is not listed."""
     last = {name: node.name for node in nodes for name in node.inputs}
     spent: dict[str, list[str]] = {node.name: [] for node in nodes}
     for node in nodes[:-1]:
@@ -146,7 +146,7 @@ def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feat
     """Return the bytes on which a party's peak depends, by feature.
 
     process: 1, for the process itself. held: see `held_bytes`. alive: the maximum of `alive_bytes`. matrix: shares of
-    both factors and the result of the largest matrix product, tile by tile. blocks, results: under cheetah, the most
+    both factors and the result of the largest tile of a matrix product. blocks, results: under cheetah, the most
     blocks of a product that are encoded at once, a word per coefficient, and the most ciphertexts that they add up to
     before packing, two ring elements each.
     """

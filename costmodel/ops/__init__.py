@@ -4,9 +4,9 @@ An `OpGraph` is what a protocol prices and what an engine runs. Dimensions are i
 protocol, a price or a number of bytes.
 
 Shape conventions: activations are `rows x features` with one row per token; attention works on
-`heads x queries x keys`, and the full square is counted although the mask is causal, because secret-shared
-engines compute it in full. Rows and heads are those of all `sequences` together: rows token by token, all first tokens
-before all second ones, and heads sequence by sequence.
+`heads x queries x keys`, and the full square is counted although the mask is causal, because the engines compute it
+in full (protocol `sigma` counts less). Rows and heads are those of all `sequences` together: rows token by token, all
+first tokens before all second ones, and heads sequence by sequence.
 """
 
 from costmodel.ops.attention import *

@@ -1,7 +1,9 @@
 """Ops of attention, on heads x queries x keys, and on queries, keys and values side by side."""
 
 from dataclasses import dataclass
+from math import isfinite
 
+from costmodel.errors import UserError
 from costmodel.ops.op import ROTARY_BASE, OnScores, Op, Shape, SoftmaxForm
 from costmodel.ops.rotary import RotaryScaling
 
@@ -10,7 +12,7 @@ from costmodel.ops.rotary import RotaryScaling
 class PackHeads(Op):
     """Lays queries, keys and values of separate linears side by side (local).
 
-    query_features: features of one token's queries. key_features: features of its keys, and of its values.
+    query_features: features of one token's queries. key_features: features of its keys, and as many of its values.
     """
 
     is_rowwise = True
@@ -31,12 +33,14 @@ class PackHeads(Op):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary(Op):
-    """Rotates the first `rotary_dim` features of every query and key head by public angles, `past_len` tokens on.
+    """Rotates the first `rotary_dim` features of every query and key head by public angles.
 
-    key_heads: heads of the keys, and of the values behind them, where there are fewer than of the queries.
-    base, scaling: base and scaling of the angles; without scaling pair f of a head turns by position x base^(-2 f /
-    rotary_dim). It reads heads of any width. Its own shapes are for the smallest; `output_shapes` of a graph has the
-    real ones.
+    past_len: earlier tokens of a sequence, so that its first position is `past_len`.
+    key_heads: heads of the keys, and of the values behind them; None if as many as of the queries.
+    base, scaling: base and scaling of the angles; without scaling, pair f of a head turns by position x
+        base^(-2 f / rotary_dim) radians.
+    Heads may be wider than `rotary_dim`: `output_shape` is that of the narrowest, and `output_shapes` of a graph has
+    the real ones.
 
     Local where products with public numbers are; in a fixed-point engine each costs a truncation.
     """
@@ -94,8 +98,9 @@ class RepeatHeads(Op):
 class KeyValueCache(Op):
     """The keys and values of `past_len` tokens, an input of the graph, followed by those of `rows` new tokens (local).
 
-    features: of the keys and values of one token together, or of the keys or the values alone; the last ones of what
-        is read of a new token. With a `past_len` of 0 there is no input but that.
+    past_len, rows: tokens of all sequences together. With a `past_len` of 0, new tokens are the only input.
+    features: features of one token's keys and values together, or of its keys or values alone. Of a wider input, such
+        as packed queries, keys and values, only the last `features` columns are kept.
     """
 
     batched = ("past_len", "rows")
@@ -132,6 +137,10 @@ class AttentionScores(OnScores):
     causal: bool = True
     sequences: int = 1
 
+    def __post_init__(self) -> None:
+        if self.factor is not None and (self.factor == 0 or not isfinite(self.factor)):
+            raise UserError(f"`factor` of attention scores must be finite and not 0, but got {self.factor}.")
+
     @property
     def input_shapes(self) -> tuple[Shape, ...]:
         width = self.heads // self.sequences * self.head_dim
@@ -166,7 +175,8 @@ class Temperature(OnScores):
 class ScoreBound(OnScores):
     """Subtracts a learned, public number per head from its scores (local).
 
-    It replaces every row's maximum, or makes an even power grow with the score.
+    A softmax of form `bounded` uses it in place of each row's maximum; with form `power8` it moves the scores to where
+    their even power grows with them.
     """
 
     label = "bound"
@@ -184,10 +194,10 @@ class ScoreBound(OnScores):
 class Softmax(OnScores):
     """Softmax over each row of `heads x queries x keys` scores, or what stands in for it.
 
-    form: `exact`; `2quad`, (x + c)^2 over its row sum; `power8`, x^8 over its row sum, three squares, of scores that a
-        `ScoreBound` has moved; `relu`, max(x, 0) over its row sum; `bounded`, exp(x) over its row sum of scores that a
-        `ScoreBound` has brought below 0, equal to `exact` where it has. The mask is public in every form, and what it
-        hides adds nothing to a sum; with `power8` a row that sees one key attends to it, whatever its score is.
+    form: `exact`; `2quad`, (x + 5)^2 over its row sum; `power8`, x^8 over its row sum, by three squarings, of scores
+        that a `ScoreBound` has moved; `relu`, max(x, 0) over 2^-10 plus its row sum; `bounded`, exp(x) over its row
+        sum, of scores that a `ScoreBound` has brought below 0, where it equals `exact`. The mask is public in every
+        form, and hidden scores add nothing to a sum; with `power8` a row that sees one key attends to it alone.
     causal: whether a query sees no later key; else it sees all.
 
     Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452 (2Quad, and 2ReLU as a baseline); Zimerman et

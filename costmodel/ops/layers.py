@@ -91,7 +91,9 @@ class RmsNorm(OnRows):
     """Divides each row by its root mean square, then applies a gain unless it is folded away.
 
     epsilon: added to the mean of squares.
-    groups: equal parts of a row, each normalised by itself and times the same gain, as heads of queries are.
+    groups: number of equal parts of a row, such as heads of queries, each normalised by itself and times the same gain.
+
+    Raises UserError unless `groups` divides `features`.
 
     Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, equation 4.
     """
@@ -126,7 +128,8 @@ class RmsNorm(OnRows):
 class FrozenNorm(OnRows):
     """A norm whose deviation is a constant: `gain * (x - mean(x)) + bias`, or `gain * x` if it is not centred.
 
-    Linear, so folding leaves nothing of it; the gain has taken up the constant 1/sigma. Its work is as if centred.
+    It is linear, so folding leaves nothing of it; the gain includes the constant 1/sigma. `centred` does not change
+    its `work`.
 
     Source: Baroni et al. 2025, "Transformers Don't Need LayerNorm at Inference Time", https://arxiv.org/abs/2507.02559.
     """
@@ -143,7 +146,7 @@ class FrozenNorm(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Linear(Op):
-    """`rows x in_features` times a weight of `in_features x out_features`, plus an optional bias."""
+    """`rows x in_features` times the transpose of a weight `out_features x in_features`, plus an optional bias."""
 
     label = "linear"
     weights = "hidden"
@@ -182,7 +185,7 @@ class Relu(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeakyRelu(OnRows):
-    """Leaky ReLU of every element with one learned negative slope per layer."""
+    """Leaky ReLU of every element with one learned slope for all negative ones."""
 
     label = "leaky ReLU"
     weights = "hidden"
@@ -194,7 +197,7 @@ class LeakyRelu(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Square(OnRows):
-    """The square of every element plus a public number, `shift`: one product, no comparison."""
+    """x^2 + `shift` for every element x, with a public number `shift`: one product, no comparison."""
 
     label = "square"
 
@@ -317,7 +320,7 @@ class JoinColumns(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabProjection(OnRows):
-    """`rows x features` times the output table (`features x vocab`): the logits.
+    """The logits: `rows x features` times the transpose of the output table (`vocab x features`).
 
     whole: entries of the table, if only `vocab` of them, from `first` on, are computed here; None for all.
     """

@@ -29,11 +29,12 @@ class Op:
     has_longer_table: whether its weight is learned for the whole context and may be longer than what `read` needs.
     weight_std: standard deviation of a randomly drawn weight matrix; for a transposed one, times the square root of its
         columns.
-    output_dims, input_dims: the fields that are the shapes of its output and of each of its `num_inputs` inputs, which
-        is the output's unless it is stated. keeps_shape: whether its output has the shape of its input, whatever it is.
+    output_dims, input_dims: names of the fields that give the shape of its output and of each of its `num_inputs`
+        inputs; without `input_dims`, inputs have the output's shape. keeps_shape: whether its output has the shape of
+        its first input, whatever that is.
     batched: the dimensions that a batch multiplies by its number of sequences.
     is_rowwise: whether a row of its output depends only on the same row of its inputs.
-    is_product: whether it is a matrix product; all matrix products have one kernel, and so one fit of seconds.
+    is_product: whether it is a matrix product; one kernel computes all of them, so their seconds are fitted together.
     is_local: whether it only moves or adds up its inputs, so that the parties send nothing.
     works_on_rows: whether it also has work per row, such as an inverse root.
     """
@@ -109,7 +110,7 @@ class Op:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnRows(Op):
-    """An op on `rows x features` with an output of the same shape and row by row, unless a subclass says otherwise."""
+    """An op on `rows x features` that keeps the shape and works row by row, unless a subclass says otherwise."""
 
     output_dims = input_dims = ("rows", "features")
     is_rowwise = True
@@ -130,11 +131,11 @@ class OnScores(Op):
     keys: int
 
 
-USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # what an op says nothing of
+USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # values that `shape` leaves out
 
 
 def shape(op: Op) -> dict[str, int]:
-    """The dimensions of an op by name, without flags, forms, offsets of 0 and a single sequence."""
+    """Return the integer fields of an op by name, without those that have the value in `USUAL`."""
     values = {field.name: getattr(op, field.name) for field in fields(op)}
     return {name: value for name, value in values.items() if type(value) is int and USUAL.get(name) != value}
 
@@ -177,7 +178,9 @@ class OpGraph:
     inputs: tuple[Input, ...] = ()
 
     def __post_init__(self) -> None:
-        known = {"tokens"} | {graph_input.name for graph_input in self.inputs}
+        names = ["tokens", *(graph_input.name for graph_input in self.inputs)]
+        if len(known := set(names)) < len(names):
+            raise UserError(f"names of inputs must be unique, and none `tokens`, but got {names[1:]}.")
         checked: set[Op] = set()  # layers repeat their ops
         for node in self.nodes:
             if node.name in known:

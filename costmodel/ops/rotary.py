@@ -1,4 +1,4 @@
-"""How fast the pairs of a head's features turn with the position, where positions are rotations."""
+"""Rotary positions: how fast each pair of a head's features turns with the position."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class RotaryScaling:
     low, high: a pair is slow if it makes fewer than `low` turns within that context; from `high` turns on, its rate is
         not changed; between the two its rate is interpolated.
 
-    Raises UserError for numbers that are not finite or in this order.
+    Raises UserError unless factor >= 1, 0 <= low < high and context >= 0, all of them finite.
 
     Source: Chen et al. 2023, arXiv 2306.15595, for linear scaling; transformers, modeling_rope_utils.py,
     `_compute_llama3_parameters`, for the rest.

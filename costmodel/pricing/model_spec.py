@@ -28,7 +28,7 @@ BASE, SEQ_LEN = "gpt2-small", 128  # defaults
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Deployment, Dimensions):
-    """Options of a model: its dimensions (`Dimensions`, without the context) and how it is run (`Deployment`).
+    """Options of a model: its dimensions (`Dimensions`; `price` takes no `context`) and how it is run (`Deployment`).
 
     Args:
         base: model that gives a named architecture its dimensions (default gpt2-small).
@@ -39,7 +39,7 @@ class ModelOptions(Deployment, Dimensions):
     seq_len: int | None = None
 
     def part(self, kind: type[T]) -> T:
-        """Return the fields of `Dimensions` or `Deployment` alone."""
+        """Return the `Dimensions` or the `Deployment` among these options."""
         names = [field.name for field in fields(kind)]
         return kind(**{name: getattr(self, name) for name in names})
 
@@ -62,7 +62,7 @@ class ModelSpec:
 
     @cached_property
     def graph(self) -> OpGraph:
-        """The op graph of a prompt of `seq_len` tokens in this deployment; a UserError is raised if there is none."""
+        """The op graph of a prompt of `seq_len` tokens as it is run; errors are those of `whole` and `deploy`."""
         return deploy(self.whole(self.seq_len), self.deployment)
 
     @property
@@ -105,7 +105,7 @@ class ModelSpec:
     def runs(self, new_tokens: int | None) -> list[OpGraph]:
         """Return the op graph of each run: one per new token, or a single one if `new_tokens` is None.
 
-        A UserError is raised if `new_tokens` is below 1 or exceeds the context.
+        A UserError is raised if `new_tokens` is below 1, or it and the prompt do not fit the context.
         """
         if new_tokens is None:
             return [self.graph]

@@ -48,8 +48,7 @@ class DealtKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedModel:
-    """An unfolded model with its costs: seconds, bytes and rounds, summed over parties, for one token or all
-    `new_tokens`.
+    """A model with its costs for one token, or for all `new_tokens` together; bytes are summed over parties.
 
     `pricer` combines protocol, network and testbed. A UserError is raised when the costs are first used if the protocol
     has no formula for an op.
@@ -74,12 +73,12 @@ class PricedModel:
 
     @property
     def name(self) -> str:
-        """The notation, or the name of the file, factory or class."""
+        """The notation of an architecture, the name of a checkpoint or factory, a module's class, or `op graph`."""
         return self.asked.name
 
     @property
     def graph(self) -> OpGraph:
-        """The op graph of the prompt."""
+        """The op graph of the prompt, as it is run."""
         return self.asked.graph
 
     @property
@@ -97,7 +96,7 @@ class PricedModel:
 
     @cached_property
     def memory(self) -> PeakMemory | None:
-        """Peak memory of a party, in the first or the last run; None if it was not measured."""
+        """Peak memory of a party, the larger of the first and the last run's; None if it was not measured."""
         if not isinstance(self.pricer, Derived):
             return None
         testbed = load_memory(self.pricer.protocol)
@@ -106,7 +105,7 @@ class PricedModel:
 
     @property
     def total(self) -> Price:
-        """The cost of the whole model, to which the ops of `to_records` sum."""
+        """The cost of the whole model, to which those of `to_records` sum."""
         return self.estimate.total
 
     @property
@@ -116,7 +115,7 @@ class PricedModel:
 
     @property
     def latency_s_range(self) -> tuple[float, float] | None:
-        """Least and greatest latency that the data of the cost model allow, in seconds; None if it is exact."""
+        """Least and greatest latency consistent with the data, in seconds; None if exact or not known."""
         return self.estimate.latency_s_range
 
     @property
@@ -147,7 +146,7 @@ class PricedModel:
 
     @cached_property
     def deployed(self) -> "PricedModel | None":
-        """The folded model, priced in the same way; None for an op graph."""
+        """The folded model, priced in the same way; None for an op graph, or if folding renumbers layers you named."""
         return None if (folded := self.asked.folded) is None else replace(self, asked=folded)
 
     @cached_property
@@ -331,7 +330,7 @@ class PricingOptions:
             sigma-wan) or a .yaml file, or a Network in Python; `published` includes its own network and takes none.
         bandwidth: bandwidth of the link instead of the network's, such as 1Gbps.
         rtt: round-trip time of the link instead of the network's, such as 4ms.
-        testbed: a .yaml file of compute seconds from `calibrate`, instead of the committed one.
+        testbed: a .yaml file of compute seconds from `calibrate`, instead of the committed one; under ckks also a card.
         weights: secret-shared (the default), or held by the server alone.
         weight_masks: under semi2k, masks that are fresh in every run, or kept (reused) from an earlier one, as for
             every token after the first; with new tokens, the first run makes them.
@@ -361,7 +360,7 @@ class PricingOptions:
 
     @property
     def setting(self) -> Setting | None:
-        """The setting of numbers and weights, or None by default; a UserError is raised if it is not supported."""
+        """The setting of numbers and weights, None if no option sets it; a UserError if it is not supported."""
         names = ("weights", "weight_masks", "threads", "ring_bits", "fraction_bits")
         return setting_of(self.protocol, **{name: getattr(self, name) for name in names})
 

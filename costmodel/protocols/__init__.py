@@ -25,9 +25,8 @@ Loader: TypeAlias = Callable[[str | Network | None, Path | None, Any], Pricer]
 
 
 def _published(network: str | Network | None, testbed: Path | None, setting: Setting | None) -> Pricer:
-    """Load `published`; a UserError is raised for any option, since all of them are fitted in."""
-    named = network.name if isinstance(network, Network) else network
-    given = {"network": named, "testbed": testbed, "setting": setting}
+    """Load `published`; a UserError is raised for a network or testbed, since both are fitted in."""
+    given = {"network": network.name if isinstance(network, Network) else network, "testbed": testbed}
     for name, value in given.items():
         if value is not None:
             raise UserError(
@@ -64,10 +63,15 @@ def load_pricer(
 ) -> Pricer:
     """Return the pricer of a protocol; None stands for the protocol's default network, testbed or setting.
 
-    A protocol is one of `PROTOCOLS`, or `module:Class`, a subclass of `ByFormula` that can be imported.
-    A UserError is raised for an unknown protocol, or a network, testbed or setting that the protocol cannot use.
+    A protocol is one of `PROTOCOLS`, or `module:Class`, a subclass of `ByFormula` that can be imported. `setting` is an
+    instance of `SETTINGS[protocol]`. A UserError is raised for an unknown protocol, or a network, testbed or setting
+    that the protocol cannot use.
     """
     _check(protocol)
+    if setting is not None and not isinstance(setting, kind := SETTINGS.get(protocol, type(None))):
+        needs = "no setting" if kind is type(None) else f"a setting of type {kind.__name__}"
+        got = type(setting).__name__
+        raise UserError(f"protocol {protocol} must have {needs}, but got one of type {got}; leave it out.")
     path = None if testbed is None else Path(testbed)
     return LOADERS[protocol](network, path, setting) if protocol in LOADERS else _own(protocol, network, path)
 
@@ -97,7 +101,7 @@ def _check(protocol: str) -> None:
 
 
 def _own(protocol: str, network: str | Network | None, testbed: Path | None) -> Pricer:
-    """Load a class by formula; the id of its costs follows its source file, the testbed and the link."""
+    """Make a pricer of `module:Class`; its cost_model_id is a hash of its source file, its testbed and the link."""
     module, _, attribute = protocol.partition(":")
     try:
         kind = getattr(import_module(module), attribute)

@@ -25,7 +25,7 @@ OBLIVIOUS_BITS = 8  # conversion.cc, B2ASelector: up to 8 bits by oblivious tran
 
 
 def comm(op: Op, setting: EngineSetting) -> Comm:
-    """Return the rounds, messages and bytes of one op; a UserError is raised for an op without a program."""
+    """Return the rounds, messages and bytes of one op; a UserError is raised as by `calls_of`."""
     return price_calls(calls_of(op, setting, share_bytes=2 * setting.ring_bits // 8), setting, PRICES)
 
 
@@ -71,7 +71,7 @@ def _msb(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _b2a(call: Call, setting: EngineSetting) -> Comm:
-    """Source: conversion.cc, B2AByOT and B2AByPPA; ABY3 section 5.4."""
+    """Convert few bits by OT, more by an adder. Source: conversion.cc, B2AByOT and B2AByPPA; ABY3 section 5.4."""
     word = setting.ring_bits // 8
     if call.bits <= OBLIVIOUS_BITS:  # per bit three messages of a word, then the chosen sum goes back
         sent, waited = call.elements * word * (3 * call.bits + 1), call.elements * word * (2 * call.bits + 1)
@@ -102,7 +102,7 @@ def _adder(elements: int, setting: EngineSetting) -> Comm:
 
 
 def _and(elements: int, bits: int) -> Comm:
-    """A product of bits costs what one of numbers does. Source: boolean.cc, AndBB."""
+    """Compute and re-share like `_product`, in the bytes that store `bits` bits. Source: boolean.cc, AndBB."""
     return _passed_on(elements * stored_bytes(bits))
 
 

@@ -69,7 +69,7 @@ def comm(op: Op, setting: EngineSetting) -> Comm:
     Rounds are those of the op alone; in a sequence it may take one less. Online bytes equal those of `walk`. Of
     preprocessing, an op pays its share of the batches of OTs and triples, rounded to whole bytes. `TokenEmbedding`,
     which every decoder has once, also pays for everything that is made once a run. A UserError is raised for a ring
-    that does not have 64 bits, or an op without a program.
+    that does not have 64 bits, and as by `calls_of`.
     """
     used = Use()
     online = total_comm(PRICES[call.primitive](call, used) for call in _calls(op, setting))
@@ -108,7 +108,10 @@ def _calls(op: Op, setting: EngineSetting) -> Calls:
 
 
 def _multiply(call: Call, used: Use) -> Comm:
-    """Encrypt halves of both factors if large, else use triples. Source: arithmetic.cc, MulAA, MulAV; state.cc."""
+    """Encrypt one factor if the other is private, or halves of both if they are large; else use triples.
+
+    Source: arithmetic.cc, MulAA, MulAV; state.cc.
+    """
     used.product_keys = True
     if call.private:
         return _encrypted([call.elements], 1, used)
@@ -295,7 +298,7 @@ PRICES: dict[str, Callable[[Call, Use], Comm]] = {
 
 @lru_cache(maxsize=4096)  # an architecture has many products, but few shapes
 def best_block(rows: int, inner: int, columns: int, *, packed: bool) -> Block:
-    """Return the cheapest block shape to multiply rows x inner by inner x columns.
+    """Return the cheapest block shape, rows x inner x columns, to multiply rows x inner by inner x columns.
 
     With `packed`, answers are packed and `inner` is cut by powers of two. Of equally cheap shapes the engine takes the
     last in its order, by rows and then by inner dimension. Source: arith/matmat_prot.cc, GetSubMatShape, which tries

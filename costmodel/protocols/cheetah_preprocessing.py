@@ -107,7 +107,9 @@ class Stock:
     num_batches: int = 0
 
     def take(self, used: Use) -> Comm:
-        """Make what a call needs: OT batches, and triples for the whole call if the spare ones do not suffice.
+        """Make what a call lacks, and return its cost: keys, first OTs, OT batches, and triples for the whole call.
+
+        Spare OTs are used first, and spare triples if they suffice for the call.
 
         Source: ot/yacl/yacl_ote_adapter.cc, rcot; state.cc, makeSureCacheSize.
         """

@@ -2,16 +2,16 @@
 
 Parties and dealer are semi-honest.
 
-Bytes and rounds are exact: of the steps that CrypTen's tensors take when the op's function in `execution.op_functions`
-asks them. Numbers have 64 bits. A product opens both factors, masked, at once; a factor that is broadcast is opened
-once. Parties draw their masks from seeds that the dealer sent them, but for the client's share of a product of masks,
-which the dealer sends. Products with public numbers are local. Bytes between the parties are `online_bytes`, those from
-the dealer `setup_bytes`; frames about them are not counted.
+Bytes and rounds are exact for the steps that CrypTen's tensors take when the op's function in `execution.op_functions`
+runs on them. Numbers have 64 bits. A product opens both factors, masked, at once; a factor that is broadcast is opened
+once. Parties draw their masks from seeds that the dealer sent them, except for the client's share of a product of
+masks, which the dealer sends. Bytes between the parties are `online_bytes`, those from the dealer `setup_bytes`; the
+framing of messages is not counted.
 
-Weights are secret-shared; what `execution.interpreter` calls public is local, and so are truncations, which its two
-parties make alone: one of them is wrong by 2^48 now and then, more often the larger the number. Only the mean squares
-of norms are divided exactly, with the dealer's help. Exponentials, reciprocals and roots come out right in a range
-alone (`engine.crypten_arrays`), which no price knows.
+Weights are secret-shared. Products with public numbers are local, and so are truncations, which each party makes alone:
+with 16 fraction bits, a result is now and then wrong by 2^48 units in the last place, more often the larger it is. Only
+the mean squares of norms are divided exactly, with the dealer's help. Exponentials, reciprocals and roots are right
+only within a range (`engine.crypten_arrays`), which does not affect their cost.
 
 Sources: Knott et al. 2021, CrypTen, https://arxiv.org/abs/2109.00984; for every formula crypten 0.4.1,
 https://github.com/facebookresearch/CrypTen, the files that functions name, as its configs/default.yaml sets them.
@@ -42,7 +42,7 @@ WEIGHT_SCALE = 8  # of matrices of linears, as weights are smaller than inputs
 
 
 def opened(elements: int, dealt: int) -> Comm:
-    """Return the cost of opening numbers, which both parties send at once, masked by the `dealt` numbers of the dealer.
+    """Return the cost of opening `elements` numbers, sent by both parties at once, and of `dealt` ones of the dealer.
 
     Source: communicator.py, all_reduce.
     """
@@ -52,7 +52,7 @@ def opened(elements: int, dealt: int) -> Comm:
 
 
 def product(left: int, right: int, result: int | None = None) -> Comm:
-    """Return the cost of a product of `left` and `right` elements: by element, or of matrices if `result` is given.
+    """Return the cost of a product of `left` and `right` elements: by element, or of matrices with `result` elements.
 
     Source: beaver.py, __beaver_protocol and AND.
     """
@@ -145,6 +145,7 @@ def maximum(rows: int, length: int) -> Comm:
 
 
 RING_BITS = 64  # arithmetic.py: shares are torch.long
+LEAST_FRACTION_BITS = 12  # so that mean squares are divided by a whole number (`costmodel.engine.crypten_arrays`)
 MOST_FRACTION_BITS = 24  # of what a party encodes, in single precision
 OTHERS = "choose protocol semi2k, aby3 or cheetah"
 NUM_PIECES = 3  # thresholds of the piecewise GELU
@@ -154,7 +155,7 @@ NUM_PIECES = 3  # thresholds of the piecewise GELU
 class CryptenSetting(EngineSetting):
     """Numbers modulo 2^64 with `fraction_bits` bits after the point, for a model whose weights are secret-shared.
 
-    fraction_bits: 16, `precision_bits` of its configs/default.yaml.
+    fraction_bits: By default 16, the `precision_bits` of CrypTen's configs/default.yaml.
     device: what parties compute on; `emulated` computes on the CPU as a GPU does, for tests.
 
     Raises UserError for another ring, a fraction that it cannot encode, weights that one party holds, masks of weights
@@ -176,10 +177,10 @@ class CryptenSetting(EngineSetting):
         for name, value in only.items():
             if (given := getattr(self, name)) != value:
                 raise UserError(f"`{name}` must be {value} under protocol crypten, but got {given}; leave it out.")
-        if not 1 <= self.fraction_bits <= MOST_FRACTION_BITS:
+        if not LEAST_FRACTION_BITS <= self.fraction_bits <= MOST_FRACTION_BITS:
             raise UserError(
-                f"`fraction_bits` must be from 1 to {MOST_FRACTION_BITS} under protocol crypten, which encodes numbers "
-                f"of single precision, but got {self.fraction_bits}."
+                f"`fraction_bits` must be from {LEAST_FRACTION_BITS} to {MOST_FRACTION_BITS} under protocol crypten, "
+                f"which encodes numbers of single precision, but got {self.fraction_bits}."
             )
 
 
@@ -208,7 +209,7 @@ def _embed(op: ops.TokenEmbedding) -> list[Comm]:
 
 
 def _norm(op: ops.LayerNorm | ops.RmsNorm) -> list[Comm]:
-    """The mean square of a row and its inverse root, and products with it and the gain."""
+    """Multiply each row by the inverse root of its mean square, and by the gain; the mean and bias are local."""
     elements, (roots, width) = op.rows * op.features, (op.rows, op.features)
     if isinstance(op, ops.RmsNorm):
         roots, width = op.num_roots, op.features // op.groups
@@ -217,7 +218,7 @@ def _norm(op: ops.LayerNorm | ops.RmsNorm) -> list[Comm]:
 
 
 def _softmax(op: ops.Softmax) -> list[Comm]:
-    """Numbers of at least 0 for the scores, by form; then a row's sum, its reciprocal, and a product."""
+    """Make the scores nonnegative, as the form says, and multiply each row by the reciprocal of its sum."""
     rows, elements = op.heads * op.queries, op.heads * op.queries * op.keys
     forms = {
         "exact": lambda: [maximum(rows, op.keys), exponential(elements)],
@@ -242,7 +243,7 @@ def _gelu(op: ops.Gelu) -> list[Comm]:
 
 
 def _by_element(*steps: Callable[[int], Comm]) -> Callable[[Any], list[Comm]]:
-    """The same steps for every element of the output."""
+    """Return the formula that applies the same steps to every element of an op's output."""
     return lambda op: [step(prod(op.output_shape)) for step in steps]
 
 

@@ -12,8 +12,8 @@ decoder has once.
 Compute seconds are fitted on measured runs. Each party was a process on the same machine, so they include handing
 messages to TCP and back. Coefficients are at least 0, so that seconds never fall as work grows. The work of a matrix
 product depends on how the engine cuts it into tiles, and under cheetah into blocks. A kind is a type of op in one of
-its forms, with its weights secret-shared or held by the server; all matrix products are of one kind, since one kernel
-computes them. A testbed file states the fit and the machine. An op that was measured at its full size takes the
+its forms, with its weights secret-shared or held by the server; matrix products of all types share kinds, since one
+kernel computes them. A testbed file states the fit and the machine. An op that was measured at its full size takes the
 measured seconds instead.
 """
 
@@ -52,6 +52,8 @@ class KindSeconds:
     worst_error: Greatest relative error on the fitted ops.
     held_out_error: Greatest relative error on an op that was left out of the fit; the error to expect for sizes
         between the measured ones.
+
+    Raises UserError for seconds or errors that are negative or not finite, or if the units of both dicts differ.
     """
 
     fixed_s: float
@@ -75,10 +77,11 @@ class KindSeconds:
 class OpSeconds:
     """The measurement of one op at its full size.
 
-    seconds: The fastest of its runs, with its share of preprocessing.
-    setup_s: That share, where it can be told apart.
-    spread: Greatest relative deviation of another run from `seconds`.
-    num_runs: Number of runs.
+    seconds: The fastest of its runs (`crypten`: their median), with its share of preprocessing.
+    setup_s: That share; 0 where it cannot be told apart.
+    spread: Greatest deviation of another run, relative to `seconds`.
+
+    Raises UserError for a number that is negative or not finite.
     """
 
     seconds: float
@@ -135,13 +138,16 @@ def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
 
 
 def kind(op: Op, weights: str) -> str:
-    """Return the type of the op, its forms and, if it has weights, who holds them: `secret` or `server`."""
+    """Return an op's type, its forms and, if its type has hidden weights, `weights`: `TokenEmbedding.lookup.secret`.
+
+    weights: who holds the weights, `secret` or `server`, here and in the functions below.
+    """
     forms = [value for field in fields(op) if isinstance(value := getattr(op, field.name), str)]
     return ".".join([type(op).__name__, *forms, *([weights] if op.weights == "hidden" else [])])
 
 
 def fitted_kind(op: Op, weights: str) -> str:
-    """Return the kind whose fit applies to an op: its own, or the one of all matrix products."""
+    """Return the kind whose fit applies to an op: its own or, for most matrix products, one that they share."""
     if not op.is_product or op.work:
         return kind(op, weights)
     return f"{POOL}.{weights if op.weights == 'hidden' else 'secret'}"
@@ -178,7 +184,7 @@ def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 
 
 def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """Return the absolute error to expect of an op's seconds.
+    """Return the absolute error to expect of an op's seconds, in seconds.
 
     A measured op has its spread. Others have the held-out error of their kind, plus as much again for every doubling
     beyond the measured sizes.
@@ -191,7 +197,7 @@ def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 
 
 def dump_compute(testbed: ComputeTestbed) -> str:
-    """Return the text of a testbed file, with seconds to four digits."""
+    """Return the text of a testbed file, with four significant digits of each number that is not an integer."""
     data = _rounded(asdict(testbed))
     data["notes"] = list(testbed.notes)
     return dump({"schema_version": data.pop("schema_version"), **data})
@@ -282,7 +288,7 @@ class ByFormula(Pricer):
         return network_s(self.link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=pair_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
-        """Return the latency minus and plus the errors of compute seconds."""
+        """Return the latency of a graph, in seconds, minus and plus the errors of its ops' compute seconds."""
         low_s = high_s = 0.0
         for op, count in Counter(node.op for node in graph).items():
             cost = self.comm(op)
@@ -333,8 +339,8 @@ def load(
     """Return a protocol on a network (default `lan`) and a testbed (default: the one committed for it).
 
     Raises:
-        UserError: If the network or testbed file is not valid, or the testbed is for another protocol, engine, ring or
-            number of threads.
+        UserError: If the network or testbed file is not valid, the protocol does not support the setting, or the
+            testbed is for another protocol, engine, ring, number of threads or (not `crypten`) of fraction bits.
     """
     path, link = testbed or TESTBEDS / f"{protocol}.yaml", load_network(network)
     measured, setting = load_file(ComputeTestbed, path), setting or ENGINE_PROTOCOLS[protocol].setting()

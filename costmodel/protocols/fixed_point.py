@@ -30,7 +30,7 @@ MAXIMUM = SIGN + SELECT  # of two numbers, by the sign of their difference
 
 
 def truncate(setting: EngineSetting) -> Calls:
-    """Return the calls that truncate a product to `fraction_bits`; all that one with a public number needs."""
+    """Return the calls that truncate a product to `fraction_bits`; a product with a public number needs no others."""
     return (Call(primitive="truncate", elements=1, bits=setting.fraction_bits),)
 
 
@@ -47,7 +47,7 @@ def weight_product(op: Op, setting: EngineSetting) -> Calls:
 
 
 def weight_sum(op: Op, setting: EngineSetting) -> Calls:
-    """Return the calls that add a weight to a secret; a server that holds the weight shares it first.
+    """Return the calls that add a weight to a secret: none, unless a server holds the weight and shares it first.
 
     Source: api.cc, add_sv.
     """
@@ -171,7 +171,7 @@ def _arithmetic(bits: int) -> Calls:
 
 
 def reduction(length: int, function: Calls) -> Calls:
-    """Return the calls that reduce `length` elements by halving; odd elements are added last.
+    """Return the calls that reduce `length` elements by halving; odd ones are combined last.
 
     Source: hlo/reduce.cc, TreeReduce.
     """

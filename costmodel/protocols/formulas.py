@@ -1,6 +1,6 @@
 """The protocols that an engine runs: the formulas of each, and whom you must trust.
 
-Sources of trust: of SecretFlow-SPU 0.9.5, docs/reference/mpc_status.rst (https://github.com/secretflow/spu), the
+Sources for trust: docs/reference/mpc_status.rst of SecretFlow-SPU 0.9.5 (https://github.com/secretflow/spu), the
 configuration used for runs, and the protocols' own papers.
 """
 
@@ -23,13 +23,14 @@ class EngineProtocol:
     setting: The class of its settings.
     trust: Whom you must trust; its number of parties is the engine's.
     comm: Return the rounds, messages and bytes of an op, independent of the ops before it.
-    in_order: Return the same for each op in a fresh run, if it depends on the ops before it; else None.
+    in_order: Return the same for each op of a fresh run, where it depends on the ops before it; None where it does not.
     num_shares: Words that a party holds of one element.
     keeps_masks: Whether masks of weights can be reused between runs.
     matrix_work: Return the work of the matrix products among calls, by unit.
     is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
     deals_ahead: Whether a dealer prepares the next ops while the parties compute.
-    fraction_bits: Choices, of which a run takes the most that hold a model; those of the setting if there are none.
+    fraction_bits: Choices, of which a run takes the largest that can represent the model's values; empty if a run uses
+        the setting's.
     """
 
     engine: str = "spu"

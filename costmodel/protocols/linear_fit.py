@@ -1,4 +1,4 @@
-"""Linear fits by relative error, solved as linear programs.
+"""Linear fits by relative error, as linear programs or by least squares.
 
 A row maps terms to counts and has a measured target; a fit gives every term a coefficient >= 0. Columns and rows are
 scaled before solving, because raw bytes (1e10) and seconds per element (1e-6) would be lost in solver tolerances.
@@ -93,9 +93,9 @@ def extremes(
 
 
 def least_squares(shares: Array) -> Array:
-    """Return the coefficients >= 0 with the least squares of relative errors, so predictions grow with every count.
+    """Return the coefficients >= 0 with the least sum of squared relative errors.
 
-    `shares` is rows x terms, counts divided by the row's target; its columns differ by ten orders of magnitude.
+    `shares` is rows x terms: counts divided by the row's target. Its columns may differ by ten orders of magnitude.
     """
     scale = np.where(shares.max(axis=0) > 0, shares.max(axis=0), 1.0)
     values: Array = nnls(shares / scale, np.ones(len(shares)))[0] / scale

@@ -1,10 +1,10 @@
 """The calls of each op: the steps on secrets of every function in `execution.op_functions`.
 
-Everything is secret except what `execution.interpreter` calls public: the temperatures, the bounds of scores, the
-scalars of shaped attention, the causal mask, the rotary angles, and the weights that a deployment makes public. Other
-weights are shared by all parties or held by the server, as the setting says. The client shares its tokens one-hot, or
-as ids if the embedding looks them up. The logits stay shared. Steps without a call are local. The engine's compiler
-drops products with a constant 1 and reductions over one element, so some shapes of size 1 have their own programs.
+Everything is secret except the temperatures, the bounds of scores, the scalars of shaped attention, the factor of a
+`Scale`, the causal mask, the rotary angles, and the weights that a deployment makes public. Other weights are shared by
+all parties or held by the server, as the setting says. The client shares its tokens one-hot, or as ids if the embedding
+looks them up. The logits stay shared. Steps without a call are local. The engine's compiler drops products with a
+constant 1 and reductions over one element, so some shapes of size 1 have their own programs.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,11 @@ SHARED: Calls = (Call(primitive="share", elements=1),)  # such as the initial va
 
 
 def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
-    """Return the calls of one op; a UserError is raised if it has no program or is too large for one.
+    """Return the calls of one op, none if it is local.
 
     `share_bytes` is the size of one party's share of one element, which decides how a matrix product is cut into tiles.
+    A UserError is raised for an op without a program, a product of more than `MOST_TILES` tiles, or a division, square
+    root or erf in a ring of 32 bits.
     """
     if op.is_local:
         return ()
@@ -68,7 +70,7 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
 
 
 def matrix_work(calls: Calls) -> dict[str, int]:
-    """Return the number of scalar products and of operands of the matrix products among calls."""
+    """Return the work of the matrix products among calls: `products` of two numbers, and elements of `operands`."""
     products = [(call.operands // sum(call.factors)) * call.elements for call in calls if call.factors]
     return {"products": sum(products), "operands": sum(call.operands for call in calls)}
 
@@ -99,7 +101,7 @@ def _embed(op: ops.TokenEmbedding, setting: EngineSetting, share_bytes: int) -> 
 
 
 def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: EngineSetting, share_bytes: int) -> Calls:
-    """Multiply each row by the inverse root of its mean square (for LayerNorm without its mean), and by the gain."""
+    """Multiply each row by the inverse root of its mean square, and by the gain; LayerNorm first subtracts its mean."""
     elements, roots = op.rows * op.features, op.num_roots if isinstance(op, ops.RmsNorm) else op.rows
     start, means = ((), ()) if elements == roots else (SHARED, on(roots, fixed_point.truncate(setting)))
     squares = on(elements, fixed_point.product(setting))
@@ -141,7 +143,7 @@ def _scores(op: ops.AttentionScores, setting: EngineSetting, share_bytes: int) -
 def _softmax(op: ops.Softmax, setting: EngineSetting, share_bytes: int) -> Calls:
     """Make the scores nonnegative, as the form says, and divide each row by its sum."""
     rows = op.heads * op.queries
-    if op.keys == 1 and op.form in ("exact", "bounded"):  # x / x is not computed, but x is
+    if op.keys == 1 and op.form in ("exact", "bounded"):  # the engine drops the quotient x / x, but computes x
         return on(rows, fixed_point.exponential(setting))
     if op.keys == 1 and op.form == "power8":  # all weight on the one key
         return ()

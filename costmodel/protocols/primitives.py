@@ -1,7 +1,7 @@
 """The terms in which an op's cost is stated: calls of a protocol's primitives, and the cost of one call.
 
-An op is a sequence of calls, which is the same for every secret-sharing protocol of the engine. A protocol prices a
-call from its size alone. Calls run one after the other: none starts before the previous one is done, as in the engine.
+An op is a sequence of calls, which is the same for every protocol of SecretFlow-SPU except for the tiles of matrix
+products. A protocol prices a call from its size alone. Calls run one after the other, as in the engine.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ class EngineSetting:
     weights: `secret`, shared by all parties before the run; `server`, held by one party and seen by no other.
     weight_masks: Masks of weight matrices in products that open them masked (`semi2k`): `fresh` in every run, or
         `kept` from an earlier run, so that only the other factor is masked and opened.
-    threads: Threads of each party. Formulas are for one; cheetah preprocesses some material for each thread.
+    threads: Threads of each party. Formulas are for one; with more, cheetah preprocesses more than they count.
 
     Raises:
         UserError: If the engine does not have the ring, the fraction does not fit into it, `threads` is below 1, or
@@ -167,7 +167,7 @@ def one_by_one(comm: Callable[[Op, Any], Comm], some: Sequence[Op], setting: Any
 
 
 def total_comm(parts: Iterable[Comm]) -> Comm:
-    """Return the cost of steps that wait for one another."""
+    """Return the summed cost of steps of which each waits for the one before it."""
     columns = zip(*map(COUNTS_OF, (NOTHING, *parts)), strict=True)
     return Comm(**dict(zip(COUNTS, map(sum, columns), strict=True)))
 

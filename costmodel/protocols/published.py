@@ -17,8 +17,8 @@ Assumptions of the counts:
 - Scaled additions and norms with a frozen deviation fold into neighbouring linears, so they are free; beside LayerNorms
   that is an assumption.
 - Shaped attention costs its scores: learned scalars times fixed-point numbers need a truncation per element.
-- Cached keys and values, the projection of the last token alone and half of the heads use the same counts, which no row
-  checks. RMSNorm, the square, sigmoid and tanh on their own, and public factors are in no row and have no formula.
+- Cached keys and values, the projection of the last token alone and layers with half of the heads use the same counts,
+  which no row checks. RMSNorm, square, SiLU, sigmoid, tanh, element-wise products and public factors have no formula.
 - A leaky ReLU costs as much as a ReLU, one comparison and one selection; its slope is taken to be public.
 
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
@@ -92,7 +92,7 @@ class PublishedRow:
 
 
 def published_rows(path: Path = ROWS) -> tuple[PublishedRow, ...]:
-    """Read the printed rows, in the order of the papers."""
+    """Read the printed rows of a file, by default those of the fit, in the order of the papers."""
     kinds, rows = get_type_hints(PublishedRow), list[PublishedRow]()
     with path.open(encoding="utf-8", newline="") as file:
         for record in csv.DictReader(file):
@@ -171,7 +171,10 @@ BYTES_STEP = 2.0**-8
 
 
 def counts(op: Op) -> dict[str, int]:
-    """Return the terms of one op; a UserError is raised if there is no formula for it, or no data for its form."""
+    """Return the count of each term of one op, {} if it is free.
+
+    An UnpricedOpError is raised for an op without a formula, a form without data, or public weights.
+    """
     if op.is_local:
         return {}
     refuse_public(op, "published")
@@ -274,15 +277,15 @@ class Published(Pricer):
         return Price(latency_s=latency_s, sent_bytes=sent_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
-        """Return the least and greatest latency over all coefficients >= 0 that fit every row and the priors.
+        """Return the least and greatest seconds over these coefficients and all others >= 0 that fit rows and priors.
 
         Only coefficients vary. How costs grow with dimensions that no row varies is taken as given.
         """
         from costmodel.protocols.linear_fit import extremes  # imported here, as costs do not need scipy
 
-        rows, targets = [row.counts for row in self.rows], [row.latency_s for row in self.rows]
-        low, high = extremes(graph_counts(graph), rows, targets, self.latency_tolerance, self.latency_bounds_s)
-        point = sum(price.latency_s for price in map(self.price, (node.op for node in graph)))
+        nodes, rows, targets = tuple(graph), [row.counts for row in self.rows], [row.latency_s for row in self.rows]
+        low, high = extremes(graph_counts(nodes), rows, targets, self.latency_tolerance, self.latency_bounds_s)
+        point = sum(price.latency_s for price in map(self.price, (node.op for node in nodes)))
         return min(low, point), max(high, point)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:

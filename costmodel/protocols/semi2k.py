@@ -37,7 +37,7 @@ class Correlation:
     """Correlated randomness of one kind.
 
     elements: Elements of the result.
-    bits: Bits of each element; for `and` and `bit`, the number of bits that an element stands for.
+    bits: Bits of each element; an element of `and` or `bit` consists of that many correlations of single bits.
     shape: Rows, inner dimension and columns of a matrix product; empty for other kinds.
     opened: Whether the right factor of a `matrix` was opened in an earlier run; its mask is made all the same.
     """
@@ -61,12 +61,12 @@ Correlations: TypeAlias = tuple[Correlation, ...]
 
 
 def comm(op: Op, setting: EngineSetting) -> Comm:
-    """Return the rounds, messages and bytes of one op; a UserError is raised for an op without a program."""
+    """Return the rounds, messages and bytes of one op; a UserError is raised as by `calls_of`."""
     return price_calls(calls_of(op, setting, share_bytes=setting.ring_bits // 8), setting, PRICES)
 
 
 def correlations_of(op: Op, setting: EngineSetting) -> Correlations:
-    """Return the correlations that one op consumes; a UserError is raised for an op without a program."""
+    """Return the correlations that one op consumes; a UserError is raised as by `calls_of`."""
     calls = calls_of(op, setting, share_bytes=setting.ring_bits // 8)
     return tuple(correlation for call in calls for correlation in CORRELATIONS[call.primitive](call, setting))
 
@@ -96,7 +96,7 @@ def _zero_test(call: Call, setting: EngineSetting) -> Correlations:
 
 
 def _and(elements: int, bits: int) -> Correlation:
-    """Source: boolean.cc, AndBB."""
+    """Return the correlation of an AND of `bits` bits per element. Source: boolean.cc, AndBB."""
     return Correlation(kind="and", elements=elements, bits=bits)
 
 

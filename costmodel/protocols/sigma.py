@@ -62,6 +62,8 @@ class ClassSeconds:
     least, greatest: Range of the fitted ops, for each unit that varies; ops beyond it are extrapolated.
     worst_error: Greatest relative error on a fitted run.
     held_out_error: Greatest relative error on a run that was left out of the fit.
+
+    Raises UserError unless `per_unit_s` has exactly the units UNITS, with finite seconds of at least 0.
     """
 
     per_unit_s: dict[Unit, float]
@@ -102,7 +104,7 @@ def class_of(op: Op) -> Class:
 
 
 def work(op: Op, cost: Comm) -> dict[Unit, int]:
-    """Return the work of an op, by unit."""
+    """Return the work of an op: rounds, bytes of a party's keys, and elements of the weight of a matrix product."""
     weights = math.prod(op.weight_shapes["weight"]) if op.is_product and op.weight_shapes else 0
     return {"rounds": cost.rounds, "key_bytes": cost.key_bytes, "weights": weights}
 
@@ -132,7 +134,7 @@ class Sigma(ByFormula):
         return sum(per_unit_s[unit] * count for unit, count in work(op, cost).items())
 
     def error_s(self, op: Op, cost: Comm) -> float:
-        """Return the held-out error, plus as much per doubling above or below the fit."""
+        """Return the held-out error, in seconds, plus as much per doubling above or below the fitted ops."""
         fitted, counts = self.testbed.classes[class_of(op)], work(op, cost)
         below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
         doublings = math.log2(max(self.extrapolation(op), *below, 1.0))
@@ -158,9 +160,9 @@ def load(
     testbed: Path | None = None,
     setting: SigmaSetting | None = None,
 ) -> Sigma:
-    """Return the pricer on a network (default `lan`) and a testbed (default: committed), in the ring of GPT-2.
+    """Return the pricer on a network (default `lan`), a testbed (default: committed) and a setting (default: GPT-2's).
 
-    A UserError is raised for a network or testbed file that is not valid, or a setting that the protocol does not have.
+    A UserError is raised for a network or testbed file that is not valid.
     """
     path, link, chosen = testbed or TESTBED, load_network(network), setting or SigmaSetting()
     return Sigma(

@@ -32,8 +32,8 @@ class SigmaSetting:
     fraction_bits: Bits after the point; 12 for every model of the code, and required for softmax.
 
     Raises:
-        UserError: If the ring is too large, or too small for products of such fractions, or if one party holds the
-            weights.
+        UserError: Unless `fraction_bits` is from 7 to 16 and `ring_bits` from 2 x `fraction_bits` + 3 to 64, or if one
+            party holds the weights.
     """
 
     formulas_of: ClassVar[str] = "SIGMA, mpc-msri/EzPC f24bf3e"
@@ -48,7 +48,7 @@ class SigmaSetting:
             raise UserError(f"`weights` must be secret under protocol sigma, but got {self.weights}; leave it out.")
         if not 7 <= self.fraction_bits <= 16:
             raise UserError(f"`fraction_bits` must be from 7 to 16 under protocol sigma, but got {self.fraction_bits}.")
-        # a product has twice the fraction bits; truncations leave a bit free, and GELU's, of 6 fraction bits, has 10
+        # a product has twice the fraction bits, a truncation leaves a bit free, and GELU's input has at least 10 bits
         if not (least := 2 * self.fraction_bits + 3) <= self.ring_bits <= WORD_BITS:
             raise UserError(
                 f"`ring_bits` must be from {least} to {WORD_BITS} under protocol sigma with {self.fraction_bits} "
@@ -71,12 +71,12 @@ def opened(elements: int, bits: int, word_bits: int = WORD_BITS) -> Comm:
 
 
 def packed_bytes(bits: int) -> int:
-    """Return the bytes of single bits, packed in words of 32."""
+    """Return the bytes of `bits` single bits, packed into words of 32 bits."""
     return 4 * -(-bits // 32)
 
 
 def key(num_bytes: int) -> Comm:
-    """Return the cost of a part of a key for which nothing is sent."""
+    """Return the cost of `num_bytes` of a key and no communication."""
     return replace(NOTHING, key_bytes=num_bytes)
 
 
@@ -97,7 +97,7 @@ def comparison_key(elements: int, bits: int) -> int:
 def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = True) -> Comm:
     """Return the cost of looking up entries of a public table of 2^bits numbers; if not `is_opened`, they stay shared.
 
-    A point function is evaluated everywhere; its sign, then its value are opened. Source: gpu_lut.cu, gpuDpfLUT.
+    A point function is evaluated at every entry; its sign, then its value are opened. Source: gpu_lut.cu, gpuDpfLUT.
     """
     point = 2 * 3 * HEADER + elements * (BLOCK * (bits - TREE_BITS + 2) + 4)
     keys = HEADER + point + packed_bytes(elements) + _selection_key(elements)
@@ -130,7 +130,7 @@ def truncated_small(elements: int, shift: int, to_bits: int, word_bits: int = WO
 
 
 def positive_part(elements: int, bits: int, to_bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Return the cost of max(x, 0) of numbers of `bits` bits: the sign is opened, then x or 0 selected.
+    """Return the cost of max(x, 0), opened in `to_bits` bits, of numbers of `bits` bits: their signs are opened first.
 
     Source: gpu_relu.cu, gpuRelu.
     """
@@ -159,7 +159,9 @@ def gated(elements: int, ring_bits: int, fraction_bits: int, table_bits: int) ->
 
 
 def multiplied(elements: int, factors: int, ring_bits: int) -> Comm:
-    """Return the cost of products by Beaver's method, where a key has the masks and only the products are opened.
+    """Return the cost of element-wise products by Beaver's method, where only the products are opened.
+
+    elements: number of products, each with a left factor of its own. factors: number of right factors, which repeat.
 
     Source: gpu_mul.cu; gpu_window.cu, windowMul.
     """
@@ -185,7 +187,7 @@ def matrix_product(operands: int, outputs: int, ring_bits: int) -> Comm:
 
 
 def inverse_root(rows: int, ring_bits: int) -> Comm:
-    """Return the cost of 1/sqrt(x) on the CPU, from a table of exponent and mantissa: 5 openings, 3 empty messages.
+    """Return the cost of 1/sqrt(x) on the CPU, from a table of exponent and mantissa: 5 openings, 3 one-byte syncs.
 
     Source: api.cpp, fixtobfloat16.cpp and src/llama/comms.cpp of ext/sytorch/ext/llama: Rsqrt, F2BF16, LUT_dfpet,
         reconstructRT and Select.

@@ -111,7 +111,7 @@ def _frozen_norm(op: ops.FrozenNorm, setting: SigmaSetting) -> Comm:
 
 
 def _rotary(op: ops.Rotary, setting: SigmaSetting) -> Comm:
-    """Rotate queries, then keys, by public angles with 3 bits less than the fraction. Source: gpu_mha.cu, gpuRotEmb."""
+    """Rotate queries, then keys, by public angles with 3 fraction bits fewer. Source: gpu_mha.cu, gpuRotEmb."""
     head_elements = op.rows * op.rotary_dim
     heads = (op.heads, op.key_heads or op.heads)
     return total_comm(
@@ -212,7 +212,7 @@ def _gelu(op: ops.Gelu, setting: SigmaSetting) -> Comm:
 
 
 def _by_element(steps: Callable[[int, SigmaSetting], Comm]) -> Formula:
-    """The same steps for every element of rows x features."""
+    """Return the formula that applies the same steps to all of an op's rows x features elements."""
     return lambda op, setting: steps(op.rows * op.features, setting)
 
 

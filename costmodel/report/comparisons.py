@@ -36,8 +36,8 @@ def document(
 ) -> dict[str, Any]:
     """Return the comparison as JSON data, in SI units, with every key always present and null if not known.
 
-    `by_op` sums to `total`. The measured latency is of one process per party on one machine, so its network is null;
-    `on_network` is the prediction for another network.
+    `title` has its first keys, which name the model. `by_op` sums to `total`. The measured latency is of one process a
+    party on one machine, so its network is null; `on_network` is the prediction for another network.
     """
     return {
         **title,

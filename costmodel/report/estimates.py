@@ -80,7 +80,7 @@ def _forms(priced: Sequence[Op], kind: type[ops.Gelu] | type[ops.Softmax]) -> st
 
 
 def unusual(priced: Sequence[Op], setting: Setting | None, deployment: DeploymentFacts) -> str:
-    """Return the settings that are not defaults, such as `, phase decode`."""
+    """Return the settings that differ from USUAL as text such as `, phase decode`; empty if none does."""
     stated = setting_document(priced, setting, deployment)
     other = {key: stated[key] for key, usual in USUAL.items() if stated[key] not in (None, usual)}
     return "".join(f", {key.replace('_', ' ')} {value}" for key, value in other.items())
@@ -203,7 +203,7 @@ def tokens_line(tokens: Tokens) -> str:
 
 
 def tokens_table(tokens: Tokens) -> Table:
-    """Tabulate some of the tokens, with the first and the last, and the total."""
+    """Tabulate tokens 1, 2, 5, 10, 20, 50 and so on, the last one, and the total."""
     since_s, rows = 0.0, []
     for index, price in enumerate(tokens.by_token, start=1):
         since_s += price.latency_s

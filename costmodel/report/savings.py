@@ -1,4 +1,4 @@
-"""Finds how a model can be run for less without changing its function, and says so, as a line and JSON."""
+"""Finds how a model can be run for less without changing its function, and says so in one line."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from costmodel.cost import Price, shared_price, total_price
 from costmodel.deployment.deploy import Deployment, generation
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.ops import OpGraph
+from costmodel.ops import Node, OpGraph
 from costmodel.protocols.derived import Derived, check_setting
 
 LEAST = 0.03  # of the latency; less is not worth a flag
@@ -22,9 +22,9 @@ KEPT = "if an earlier run has made the masks"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """Flags that lower a cost further than the savings before it, and the cost with all of them together.
+    """Flags that lower a cost further, and the cost per new token with these and the flags of all savings before it.
 
-    `note` says what they reveal or assume; empty if nobody learns more.
+    `note` says what the flags reveal or assume; empty if nobody learns more.
     """
 
     flags: str
@@ -45,14 +45,15 @@ def savings(
 ) -> tuple[Saving, ...]:
     """Return changes that save at least `LEAST` of the latency, each on top of those before it, the largest first.
 
-    Choices that reveal or assume something come last. A choice that the model or protocol does not support is left out.
-    Costs are per new token of one sequence.
+    Choices that reveal or assume something come last. A choice that the model or protocol does not support is left out;
+    there are none for a graph without a `TokenEmbedding`, or one that cannot be priced. Costs are per new token of one
+    sequence.
 
     Args:
         whole, deployment, prompt_len, new_tokens, context: As in `generation`.
         makes_masks: Whether the first run makes kept masks.
     """
-    prices: dict[Any, Price] = {}
+    known: dict[Any, Price] = {}  # layers and choices repeat ops
 
     def price(changes: Mapping[str, Any]) -> Price | None:
         how = {name: value for name, value in changes.items() if hasattr(deployment, name)}
@@ -60,16 +61,19 @@ def savings(
         try:
             ours, run_as = _with_setting(pricer, setting), replace(deployment, **how)
             runs = generation(whole, prompt_len=prompt_len, new_tokens=new_tokens, deployment=run_as, context=context)
-            keys = []
+            prices = []
             for starts, run in zip((makes_masks, *[False] * len(runs)), runs, strict=False):
-                by = ours.of_first_run if starts else ours
-                for node in run:
-                    keys.append((str(setting), starts, node.op))
-                    if keys[-1] not in prices:  # layers and choices repeat ops
-                        prices[keys[-1]] = by.price(node.op)
+                by, key = ours.of_first_run if starts else ours, (str(setting), starts)
+
+                def price_node(node: Node, by: Pricer = by, key: tuple[str, bool] = key) -> Price:
+                    if (*key, node.op) not in known:
+                        known[*key, node.op] = by.price(node.op)
+                    return known[*key, node.op]
+
+                prices += by.prices(run.nodes, price_node)
         except UserError:
             return None
-        return shared_price(total_price(map(prices.__getitem__, keys)), new_tokens * deployment.batch)
+        return shared_price(total_price(prices), new_tokens * deployment.batch)
 
     has_tokens = any(isinstance(node.op, ops.TokenEmbedding) for node in whole(prompt_len))
     if not has_tokens or (now := price({})) is None:
@@ -92,7 +96,7 @@ def savings(
 
 
 def _choices(prompt_len: int) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return choices of deployment and setting, with what they give away or take for granted."""
+    """Return groups of choices of deployment and setting, each with the `note` of its savings."""
     keeping: list[dict[str, Any]] = [
         {"projection": "last"},
         {"projection": "last", "rows": "needed"},

@@ -26,7 +26,7 @@ COPIES: frozenset[str] = frozenset({"alias", "clone", "contiguous", "detach", "t
 class _Operand:
     """Queries, keys or scores with local operations, rotation, factors, caps and masks removed.
 
-    least: Elements of the operand where it is smallest, before its heads are repeated.
+    least: Fewest elements of the operand after its rotation, which are those before its heads are repeated.
     turned: Number of rotated elements.
     steps: Removed steps other than rotations, last one first: a public factor, or the node of a temperature or
         tanh.
@@ -61,7 +61,7 @@ def narrowed(program: Program, node: FxNode) -> TracedOps:
 
 
 def _columns(node: FxNode, width: int) -> FxNode | None:
-    """Return the part of a padded or joined value that is exactly its first `width` columns."""
+    """Return the part of a padded or joined value that is exactly its first `width` columns; None if none is."""
     while size(node := _unpadded(node))[-1] > width:
         if kind(node) == "cat" and argument(node, 1, "dim", 0) in (-1, len(size(node)) - 1):
             node = node.args[0][0]
@@ -145,7 +145,7 @@ def _attention(
     num_keys: int,
     causal: bool = False,
 ) -> TracedOps:
-    """Return the ops of one attention; queries are (1 x) heads x T x head_dim.
+    """Return the ops of one attention, none if it is not recognised; queries are (1 x) heads x T x head_dim.
 
     `scores` holds what is done to the scores besides the softmax. `causal` says whether the kernel masks them itself.
     """
@@ -241,7 +241,7 @@ def _chained(steps: TracedOps, source: FxNode, chain: list[tuple[str, Op, FxNode
 
 
 def _peeled(program: Program, node: FxNode, *, scores: bool = False) -> _Operand:
-    """Remove local steps from an operand; for `scores` also tanh and public masks, added or filled in."""
+    """Remove from an operand what `_Operand` names; tanh and public masks, added or filled in, only for `scores`."""
     operand = _Operand(node=node, least=numel(node))
     while True:
         node, sources = operand.node, program.moved(operand.node)
@@ -269,7 +269,8 @@ def _peeled(program: Program, node: FxNode, *, scores: bool = False) -> _Operand
 def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:
     """Return what a node rotates and how many elements it leaves as they are; None if it is no rotation.
 
-    A rotation is a sum or difference of two rearrangements of one value, each times public numbers.
+    A rotation is a sum or difference of two rearrangements of one value, each times public numbers, or several joined
+    with each other or with parts of that value.
     """
     if kind(node) in {"add", "sub"} and len(program.secret_inputs(node)) == 2:
         factors = [program.split_product(program.origin(term)) for term in program.secret_inputs(node)]
@@ -287,7 +288,7 @@ def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:
 
 
 def _unpadded(node: FxNode) -> FxNode:
-    """Remove the zeros that a kernel needs for its layout."""
+    """Return the value before padding, with zeros that a kernel needs for its layout, and before copies."""
     while kind(node) in PADS | COPIES:
         node = node.args[0]
     return node
@@ -312,7 +313,7 @@ def seen_by(mask: Any) -> Any:
 
 
 def unmasked(program: Program, node: FxNode, seen: list[Any]) -> tuple[FxNode, Any] | None:
-    """Return the scores before a mask, and where it lets them be seen; None if the operation applies no mask.
+    """Return a mask's input and where it lets scores be seen (None: everywhere); None if the node is no mask.
 
     `seen` holds the masks that are applied later; without them, a product with a mask is not recognised.
     """

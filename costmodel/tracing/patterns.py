@@ -322,7 +322,7 @@ def _is_over_last_axis(node: FxNode, name: str) -> bool:
 def _norm(
     program: Program, op_type: type, source: FxNode, node: FxNode, *, gain: bool, bias: bool = False
 ) -> TracedOps:
-    """Return a norm op; without gain it has no bias. Rows of one token, such as its heads, become groups."""
+    """Return a norm op; without gain it has no bias. In an RMSNorm, rows of one token (heads) become groups."""
     shape, forms = rows_and_features(node), dict[str, Any](affine=gain)
     if op_type is ops.LayerNorm and gain:
         forms["bias"] = bias

@@ -84,7 +84,7 @@ class Program:
         return name in NEUTRAL and self.secret_inputs(node) == [node.args[0]] and node.args[1] == NEUTRAL[name]
 
     def split_product(self, node: FxNode) -> tuple[FxNode, Any]:
-        """Return the secret and the other operand of a product, or of a quotient of a secret; else (None, None)."""
+        """Return the secret operand of a product, or secret dividend, and the public operand; else (None, None)."""
         if kind(node) not in FACTORS:
             return None, None
         first, second = node.args[:2]
@@ -95,7 +95,7 @@ class Program:
         return None, None
 
     def public_number(self, value: Any) -> float | None:
-        """Return the single number of a literal or public value; None if it has several, or is not known yet."""
+        """Return the number of a literal or public value; None for a secret, several numbers or a `meta` tensor."""
         if not is_node(value):
             return float(value) if isinstance(value, (int, float)) else None
         if value in self.secret or numel(value) != 1:
@@ -149,7 +149,7 @@ def unpadded(nodes: tuple[FxNode, ...], tokens: FxNode) -> frozenset[FxNode]:
 
 
 def kind(node: FxNode) -> str:
-    """Return the ATen name without namespace and overload: `linear` of `aten.linear.default`."""
+    """Return the ATen name without namespace and overload, such as `linear`; for other nodes, `node.op`."""
     if node.op != "call_function":
         return str(node.op)
     target = str(node.target)
@@ -167,7 +167,7 @@ def numel(node: FxNode) -> int:
 
 
 def first_column(node: FxNode, rows: int) -> int | None:
-    """Return the first column of a part of `rows x features`; None if the part's columns are not adjacent."""
+    """Return the first column of a part of `rows x features`; None if it is no range of adjacent columns."""
     is_piece, last = kind(node) == "getitem", len(size(node)) - 1
     cut = node.args[0] if is_piece else node
     whole, dim = cut.args[0], argument(cut, 2 if is_piece else 1, "dim", 0)
@@ -179,7 +179,7 @@ def first_column(node: FxNode, rows: int) -> int | None:
 
 
 def argument(node: FxNode, position: int, name: str, default: Any = None) -> Any:
-    """Return an argument of a call, positional or by keyword."""
+    """Return an argument of a call, positional or by keyword, or `default` if it is not given."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 

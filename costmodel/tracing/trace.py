@@ -322,7 +322,7 @@ def _named(program: Program, recognised: dict[FxNode, TracedOps], leaves: set[st
 
 
 def _made(program: Program, node: FxNode, names: dict[Any, str]) -> tuple[FxNode, TakeColumns | None]:
-    """Return the named operation that a value comes from, and which columns of it the value is; None if all."""
+    """Return the named operation that a value comes from, and its columns there; None if all, or not a range."""
     cuts, source = [], node
     while source not in names:
         before = program.moved(source)[0]
@@ -348,7 +348,10 @@ def _candidates(stem: str, part: str) -> Any:
 
 
 def _layer(path: str, step: TracedOp, earlier: list[Node]) -> LayerId:
-    """Return the first index in a module's path; without one, `embed` before the layers and `head` after them."""
+    """Return the first index in a module's path; without one, `embed` before the layers and `head` after them.
+
+    The token embedding is always `embed`, and the vocabulary projection `head`.
+    """
     if isinstance(step.op, TokenEmbedding):
         return "embed"
     if isinstance(step.op, VocabProjection):

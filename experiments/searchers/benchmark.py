@@ -70,7 +70,7 @@ class ReplayedPart:
 class Settings:
     """The experiment's YAML; `table` is the file of the table's experiment.
 
-    `reference_perplexity` is that of the unigram baseline; bounds apply to the searcher `judged`.
+    `reference_perplexity` is that of the unigram baseline; the bars of `BARS` apply to the searcher `judged`.
     """
 
     table: str
@@ -176,9 +176,9 @@ def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, en
 
 
 def regrets(runs: Sequence[Curve], marks: Sequence[int]) -> Floats:
-    """Return quartiles over runs of the regret, in % of the pool's hypervolume, after each mark of tokens: marks x 3.
+    """Return quartiles over runs of the regret after each mark of tokens: marks x 3.
 
-    Unfinished trainings do not count.
+    Regret is the share, in %, of the pool's hypervolume that is not found yet. Unfinished trainings do not count.
     """
     shares = np.array([[(0.0, *curve.shares)[bisect_right(curve.tokens, mark)] for curve in runs] for mark in marks])
     quartiles: Floats = np.quantile(100 * (1 - shares), QUARTILES, axis=1)
@@ -219,9 +219,10 @@ def tokens_until(curve: Curve, reached: float) -> float:
 
 
 def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[list[str]]:
-    """Compare the judged searcher with the others by medians, infinite if half of its runs end before.
+    """Compare the judged searcher with others by the median of tokens until REACHED shares of the hypervolume.
 
-    Rows have a name, a value, its bound, and PASS or FAIL.
+    The median is infinite if half of the runs do not reach a share. If `stratified` is among the searchers, a last row
+    compares regret with it. Rows have a name, a value, its bound, and PASS or FAIL.
     """
     rows = []
     for reached, (title, names, most) in product(REACHED, BARS):
@@ -243,7 +244,7 @@ def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[list[str
 
 
 def regret_figure(title: str, curves: Curves, marks: Sequence[int]) -> PanelFigure:
-    """Plot the median and upper quartile of regret against trained tokens."""
+    """Return a figure of the median and upper quartile of regret against trained tokens."""
     quartiles = {name: regrets(runs, marks) for name, runs in curves.items()}
     millions = tuple(mark / 1e6 for mark in marks)
     panels = []

@@ -2,7 +2,7 @@
 
 A training that a searcher asks for is taken from the table, with a random seed. The front of what it has seen is scored
 by means over all seeds, and so is the front of the whole table, so that lucky seeds do not count. Proposals come in
-generations with the lag of a real search, trials stop at the same rungs, and all searchers have the same exact budget.
+generations with the lag of a real search, trials stop at the same rungs, and searchers have the same budget of tokens.
 """
 
 import statistics
@@ -45,13 +45,16 @@ class Entry(NamedTuple):
 
     @property
     def point(self) -> Point | None:
-        """Cost and mean loss; None if a seed diverged."""
+        """Latency in seconds and mean loss in nats; None if a seed diverged."""
         known = [training.loss for training in self.trainings if training.loss is not None]
         return (self.latency_s, statistics.fmean(known)) if len(known) == len(self.trainings) else None
 
 
 class Curve(NamedTuple):
-    """A replayed search: tokens and share of the table's hypervolume after every training, and final loss by slice."""
+    """A replayed search: total tokens and share of the table's hypervolume after each training (halving: bracket).
+
+    `best` is the least mean loss, in nats, on its final front by slice of the cost.
+    """
 
     tokens: tuple[int, ...]
     shares: tuple[float, ...]
@@ -99,7 +102,7 @@ def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry
 
 
 def budget_of(entries: Mapping[Member, Entry], num_trials: int) -> int:
-    """Return the tokens of `num_trials` full trainings."""
+    """Return the tokens of `num_trials` full trainings, each as long as the longest in the table."""
     return num_trials * max(training.tokens for entry in entries.values() for training in entry.trainings)
 
 
@@ -143,7 +146,7 @@ def reference_of(problem: SearchProblem) -> Point:
 
 
 def best_by_slice(feasible: FeasibleSpace, entries: Sequence[Entry]) -> list[float | None]:
-    """Return the least mean loss in each slice of the cost, None if there is none."""
+    """Return the least mean loss, in nats, in each slice of the cost; None for a slice without one."""
     return [
         min((entry.point[1] for entry in entries if entry.point and part.fits(entry.member)), default=None)
         for part in price_slices(feasible, NUM_SLICES)

@@ -3,7 +3,8 @@
 With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) over j <= i, E_i = -sum_j a_ij ln a_ij.
 
 - CPU: `nas.attention.cpu_native`, one fused C++ kernel.
-- CPU if that cannot be compiled, or in fp64: torch's flash kernel, on heads with at least twice the features.
+- CPU in fp64, under torch.compile, or if that cannot be compiled: torch's flash kernel, on heads padded to at least
+  twice the features.
 - CUDA with Triton: `nas.attention.cuda_triton`, one fused kernel.
 - CUDA without: `attention_reference` of `nas.attention.reference`, which stores the T x T matrix.
 
@@ -34,10 +35,10 @@ logger = logging.getLogger(__name__)
 def causal_attention(
     queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None, with_entropy: bool = True
 ) -> Attended:
-    """Return causal softmax attention and, unless not wanted, the entropy of its rows; both have gradients.
+    """Return causal softmax attention, in the type of the values, and, if wanted, the entropy of its rows, nats.
 
     queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive; row i of head h of the scores
-        is divided by entry h, i.
+        is divided by entry h, i. Output and entropy have gradients. On CUDA, raises UserError as `cuda_triton.attend`.
     """
     device = queries.device.type
     with torch.autocast(device, enabled=False):
@@ -62,7 +63,7 @@ def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tenso
 
 
 def _flash(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and row entropy, possibly outside its bounds by rounding, in one call of torch's flash kernel on [v | k].
+    """Return output and row entropy, not clamped, by one call of torch's flash kernel with [v | k] as the values.
 
     E_i = lse_i - sum_j a_ij s_ij, and the sum is scale * q_i . (sum_j a_ij k_j). Only the gradient through the weights
     a is needed, since the paths through lse_i and through the factor s cancel; hence the detached operands. The kernel
@@ -90,7 +91,7 @@ def _is_native(values: Tensor) -> bool:
 
 @cache
 def has_native(head_dim: int) -> bool:
-    """Whether the C++ kernel for this head size is compiled, or could be compiled now; logged once per size."""
+    """Compile the C++ kernel for this head size unless it is cached; return whether it can be used. Logs it once."""
     try:
         cpu_native.compiled(head_dim)
     except NotCompiledError as error:

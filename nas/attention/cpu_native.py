@@ -39,7 +39,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
     """Return output and row entropy in nats, not clamped; both can be differentiated once, but not by torch.func.
 
     queries, keys, values: batch x heads x T x head_dim, all fp32 or all bf16, on the CPU; so are output and gradients.
-        Arithmetic is in fp32, and so is the entropy. Raises UserError for other operands and
+        Arithmetic and entropy, batch x heads x T, are in fp32. Raises UserError for other operands and
         nas.attention.cpu_native.NotCompiledError if the kernel cannot be compiled.
     """
     for part in (queries, keys, values):
@@ -55,7 +55,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
 
 @cache
 def compiled(head_dim: int) -> ctypes.CDLL:
-    """Return both passes for this head size. Raises nas.attention.cpu_native.NotCompiledError."""
+    """Return the library with both passes for this head size. Raises nas.attention.cpu_native.NotCompiledError."""
     both = library(SOURCE, HEAD_DIM=head_dim)
     for size in (both.forward_room, both.backward_room):
         size.argtypes, size.restype = [ctypes.c_int64], ctypes.c_int64
@@ -117,7 +117,7 @@ def _adjacent(operand: Tensor) -> Tensor:
 
 
 def _empty_like(operand: Tensor) -> Tensor:
-    """Allocate with tokens outermost in memory, as in the linears around attention."""
+    """Allocate a tensor of the same shape; all heads of a token are adjacent, as in the linears around attention."""
     batch, num_heads, length, head_dim = operand.shape
     return operand.new_empty(batch, length, num_heads, head_dim).transpose(1, 2)
 
@@ -142,7 +142,7 @@ class NotCompiledError(RuntimeError):
 def library(source: Path, **defines: int) -> ctypes.CDLL:
     """Return the shared library of a C++ source with macros defined, compiled unless it is in the cache.
 
-    The compiler is g++, or that of CXX. The cache key covers source, flags, compiler and processor. Raises
+    The compiler is g++, or that of the variable CXX. The cache key covers source, flags, compiler and processor. Raises
     NotCompiledError if there is no compiler, it fails, or the cache cannot be written or is writable by others.
     """
     compiler = shlex.split(os.environ.get("CXX") or "g++")
@@ -166,7 +166,11 @@ def library(source: Path, **defines: int) -> ctypes.CDLL:
 
 
 def own_folder(name: str) -> Path:
-    """Make a folder of compiled code in the cache. It must not be writable by others, whose code would be loaded."""
+    """Make and return a folder of compiled code in the cache.
+
+    Raises NotCompiledError if others can write to it, since their code would be loaded; OSError or UserError if it
+    cannot be made.
+    """
     folder = default_cache_dir() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
@@ -186,7 +190,7 @@ def _compile(command: list[str], path: Path) -> None:
 
 
 def _output(command: list[str]) -> str:
-    """Run a compiler and return its output."""
+    """Run a compiler and return its output. Raises NotCompiledError."""
     env = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(
@@ -203,9 +207,9 @@ def _output(command: list[str]) -> str:
 
 
 def _openmp(maps: str) -> list[str]:
-    """Return torch's OpenMP runtime, to link against: threads of a second one would compete for the cores.
+    """Return the path of torch's OpenMP runtime to link against, as a list; empty if this process has loaded none.
 
-    maps: lines of address, permissions, offset, device, inode and path, as in proc_pid_maps(5).
+    Threads of a second runtime would compete for the cores. maps: text as in proc_pid_maps(5).
     """
     paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/libgomp" in line}
     return sorted(paths, key=lambda path: ("/torch" not in path, path))[:1]

@@ -80,7 +80,7 @@ def _gradients(
     queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor, output: Tensor, entropy: Tensor, lse: Tensor,
     output_grad: Tensor, entropy_grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return gradients of queries, keys, values and, for each batch and head, minus the log temperatures."""
+    """Return gradients of queries, keys, values and, for each batch, head and row, minus the log temperature."""
     queries, keys, values, dout = (_featurewise(part) for part in (queries, keys, values, output_grad))
     temperature, dent = temperature.contiguous(), entropy_grad.contiguous()
     dq, dk, dv, heat, offset = (torch.empty_like(part) for part in (queries, keys, values, lse, lse))
@@ -226,7 +226,7 @@ def _score_gradient(log_weights, dweights, row_offset, dent):
 
 @triton.jit
 def _tile(part, strides, which, num_heads, rows, length, head_dim, padded_dim: tl.constexpr):
-    """Load rows x features of head `which`, counted over the batch; 0 outside."""
+    """Load rows x features, 0 outside. which: number of the head, counted over all sequences of the batch."""
     features = tl.arange(0, padded_dim)
     inside = (rows[:, None] < length) & (features[None, :] < head_dim)
     base = part + (which // num_heads).to(tl.int64) * strides[0] + (which % num_heads).to(tl.int64) * strides[1]

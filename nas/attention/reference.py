@@ -1,4 +1,4 @@
-"""Causal attention by its definition, which other implementations are tested against; exports carry this file."""
+"""Causal attention by its definition, which other implementations are tested against; exports include this code."""
 
 import math
 from typing import NamedTuple
@@ -34,9 +34,9 @@ def attention_reference(
     with_entropy: bool = True,
     cap: float | None = None,
 ) -> Attended:
-    """Return attention by its definition, with the whole T x T matrix of scores.
+    """Return attention by its definition, with the whole T x T matrix of scores, in fp32, or fp64 for fp64 values.
 
-    Other implementations are tested against it.
+    queries, keys, values: batch x heads x T x head_dim. temperature: heads x T; divides the rows of the scores.
     cap: scores x become cap * tanh(x / cap). with_entropy: ignored, the entropy is always returned.
     A weight that underflows to 0 adds 0 to the entropy and to its gradient.
     """
@@ -50,7 +50,7 @@ def attention_reference(
 def exact_attention(
     queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None, with_entropy: bool = True
 ) -> Attended:
-    """Return causal softmax attention as `attention_reference`, or without entropy by torch's own attention."""
+    """Return causal softmax attention by `attention_reference`, or, without entropy, by torch in the values' type."""
     if with_entropy:
         return attention_reference(queries, keys, values, temperature=temperature)
     queries, keys = scale_by_temperature(queries, temperature).to(values.dtype), keys.to(values.dtype)
@@ -66,7 +66,10 @@ def log_sums(queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: flo
 def causal_scores(
     queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return scores, batch x heads x queries x keys, and the causal mask; the queries are those of the last tokens."""
+    """Return the capped scores, batch x heads x queries x keys, and the mask of visible keys, queries x keys.
+
+    The queries are those of the last tokens. temperature: heads x queries.
+    """
     length, total = queries.shape[-2], keys.shape[-2]
     mask = torch.ones(length, total, dtype=torch.bool, device=queries.device).tril(total - length)
     scores = scale_by_temperature(queries, temperature) @ keys.mT / math.sqrt(queries.shape[-1])

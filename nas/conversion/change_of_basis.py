@@ -5,7 +5,7 @@ FFN is linear. With X_i = B_i z + o_i before layer i, B_(i+1) = S_i B_i and o_(i
 the coordinates z unchanged. Linears that read the stream take up B and o, those that write to it B^-1, the embedding
 tables B_0^-1, the vocabulary projection the last B, and the last linear that writes to the stream adds the last o.
 
-Where a live norm reads the stream, B is 1 and o is 0. A model without live norms leaves B_0 free; see `balanced`.
+Where a live norm reads the stream, B is the identity and o is 0. Without live norms, B_0 is free; see `balanced`.
 
 Weights are in double precision, are named `<node>.<suffix>`, and are changed in place.
 """
@@ -28,7 +28,8 @@ Weights = dict[str, Tensor]
 class _Step(NamedTuple):
     """A layer's linear map of the stream, X' = matrix X + shift, and how much of it the basis takes up.
 
-    taken: matrix, or 1 at level 0. level: 2 if the basis takes up beta and the fused FFN, 1 if only beta, else 0.
+    taken: `matrix`, or the identity at level 0. level: 2 if the basis takes up beta and the fused FFN, 1 if only beta,
+    else 0.
     """
 
     matrix: Tensor
@@ -38,6 +39,8 @@ class _Step(NamedTuple):
 
 
 class Basis(NamedTuple):
+    """A basis B of the stream (`axes`) and B^-1, each d_model x d_model."""
+
     axes: Tensor
     inverse: Tensor
 
@@ -47,8 +50,8 @@ def rebase(
 ) -> tuple[tuple[Layer, ...], float, tuple[str, ...]]:
     """Fold linear FFNs and betas into changes of basis of the residual stream; change `weights` in place.
 
-    max_condition: limit of the condition, the largest factor by which a vector written in one layer's basis grows in
-        another's.
+    max_condition: limit of the condition number, which bounds the factor by which a vector written in one layer's basis
+        grows in another's.
     Returns the layers, with `none` for each folded FFN; the condition that was reached; and the FFNs and betas that
     were not folded, with the reason. Linear FFNs must be fused and alphas 1, and frozen norms must be folded already.
     """
@@ -89,7 +92,11 @@ def rebase(
 def _chosen(
     architecture: Architecture, weights: Weights, stretch: range, plain: str, max_condition: float
 ) -> tuple[list[_Step], list[Basis], list[str]]:
-    """Take up as much as possible: while the condition is too high, lower the level of the worst-conditioned step."""
+    """Take up as much as possible: while the condition is too high, lower the level of the worst-conditioned step.
+
+    stretch: indices of the layers. plain: the end whose basis must be the identity, `start` or `stop`, or `free`.
+    Returns steps, bases, and the reason for every level that was lowered.
+    """
     layers, around = architecture.layers, regions(architecture)
     levels = {index: 2 if absorbs(architecture.block_facts, layers[index], around[index]) else 1 for index in stretch}
     reasons: list[str] = []
@@ -155,7 +162,7 @@ def balanced(bases: list[Basis]) -> Basis:
 
 
 def _condition(bases: list[Basis]) -> float:
-    """Return the largest factor by which a vector written in one of the bases grows in another."""
+    """Return a bound on the factor by which a vector written in one of the bases grows in another."""
     return float(
         max(torch.linalg.matrix_norm(basis.axes, 2) for basis in bases)
         * max(torch.linalg.matrix_norm(basis.inverse, 2) for basis in bases)
@@ -171,7 +178,10 @@ def _origins(steps: list[_Step]) -> list[Tensor]:
 
 
 def _move(architecture: Architecture, weights: Weights, start: int, steps: list[_Step], bases: list[Basis]) -> None:
-    """Rewrite the layers' linears in the bases. Where they read a live norm, the basis is 1 and the origin 0."""
+    """Rewrite the layers' linears in the bases. Where they read a live norm, the basis is 1 and the origin 0.
+
+    start: index of the first layer. steps: one per layer. bases: before each layer and after the last.
+    """
     for index, (step, origin, before, after) in enumerate(zip(steps, _origins(steps), bases, bases[1:], strict=False)):
         at = start + index
         layer = architecture.layers[at]
@@ -212,7 +222,7 @@ def change_output(weights: Weights, linear: str, factor: Tensor) -> None:
 
 
 def scale_rows(weights: Weights, linear: str, factors: Tensor) -> None:
-    """Multiply the first rows of a linear by one factor each."""
+    """Multiply the first rows of a linear, as many as there are factors, by one factor each."""
     for name in (f"{linear}.weight", f"{linear}.bias"):
         if name in weights:
             value = weights[name]

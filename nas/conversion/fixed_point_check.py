@@ -1,4 +1,4 @@
-"""Checks whether a model holds in an engine's fixed point, in plaintext and before it runs.
+"""Checks in plaintext, before a private run, whether an engine's fixed point has range and digits for a model.
 
 Sequences of tokens pass through the op graph in double precision and in the emulated fixed point
 (`costmodel.execution.arithmetic`): a text, random tokens, and the tokens whose embeddings are largest and smallest.
@@ -30,14 +30,14 @@ from search_spaces.lower import lower
 NUM_TOKENS = 128
 SEEDS = (1, 2)  # of random sequences
 REPEATED = 16  # times that a sequence repeats each of its tokens
-EXTREME = 2  # sequences of extreme tokens, which may be of no use, so that only their range counts
+EXTREME = 2  # sequences of extreme tokens, which no text may have, so that their range counts but not their accuracy
 MAX_ERROR = 0.1  # of a logit, relative to the largest
 MIN_AGREEMENT = 0.9  # share of positions with that error and the same most likely token; there must be ENOUGH
 ENOUGH = 30
 
 
 class Both(NamedTuple):
-    """Outputs of a graph in double precision and in fixed point, and the op that adds most to the relative error."""
+    """Outputs of a graph in double precision and in fixed point, and the node that adds most to the relative error."""
 
     exact: Array
     fixed: Array
@@ -45,9 +45,10 @@ class Both(NamedTuple):
 
 
 def check_sequences(table: Array, corpus: Corpus | None, length: int, begin: BeginOfText | None = None) -> Tokens:
-    """Return sequences to check a model on, sequences x length; the last ones have tokens with extreme embeddings.
+    """Return 5 sequences x length to check a model on: a text, 2 random ones, and 2 of tokens with extreme embeddings.
 
-    table: the embedding table, vocab x features. begin: as in `check_tokens`.
+    Without a corpus, the text is random too. table: the embedding table, vocab x features. length: at most
+    FIXED_POSITIONS. begin: as in `check_tokens`.
     """
     _, text = check_tokens(corpus, len(table), length, begin)
     random = [np.random.default_rng(seed).integers(len(table), size=length) for seed in SEEDS]
@@ -60,7 +61,7 @@ def check_sequences(table: Array, corpus: Corpus | None, length: int, begin: Beg
 
 
 def _extreme(table: Array, few: int) -> list[int]:
-    """Return the rows of a table with the largest and smallest numbers, a few by each measure, the first ones first."""
+    """Return indices of rows with the largest or smallest numbers: `few` by each of four measures, extremes first."""
     squares = np.square(table).mean(axis=-1)
     ranks = (-np.abs(table).max(axis=-1), -squares, squares, table.var(axis=-1))
     return list(dict.fromkeys(np.stack([np.argsort(rank)[:few] for rank in ranks], axis=1).flat))
@@ -76,10 +77,11 @@ def fitting(
     fraction_bits: int | None = None,
     inputs_of: Callable[[Array, Deployment], Mapping[str, Array]] | None = None,
 ) -> EngineSetting:
-    """Return the setting with the most fraction bits that keep every number of a model within fixed-point range.
+    """Return the setting with the most fraction bits that keep a model within range and its logits accurate.
 
-    fraction_bits: the only choice, if the user asked for it. inputs_of: returns the other inputs for given tokens; None
-        if the graph reads tokens. Raise OutOfRangeError, naming op and values, if no choice keeps the model in range.
+    graph_of: returns the op graph of a number of tokens in a deployment. sequences: result of `check_sequences`.
+    fraction_bits: the only choice, if the user asked for it. inputs_of: returns the graph's inputs for given tokens;
+        None if it reads tokens. Raise OutOfRangeError, naming op and values, if no choice does.
     """
     num_sequences, length = sequences.shape
     batch = Deployment(batch=num_sequences)
@@ -109,7 +111,7 @@ def fitting(
 
 
 def recorded(architecture: Architecture, weights: Mapping[str, Array], corpus: Corpus | None) -> dict[str, Any]:
-    """Return whether a model stays within the usual fixed-point range, by protocol, as data for an export."""
+    """Return by protocol, for an export, `ring_bits`, `fraction_bits` and `failure`: why the model fails, or None."""
     sequences = check_sequences(weights["embed.weight"], corpus, min(NUM_TOKENS, architecture.context))
     of_engines: dict[str, dict[str, Any]] = {}
     for protocol, facts in ENGINE_PROTOCOLS.items():
@@ -154,7 +156,7 @@ def _relative_error(fixed: Array, exact: Array) -> float:
 
 
 def require_accuracy(runs: Both) -> None:
-    """Raise OutOfRangeError if fixed point changes the logits, ... x vocab, more than slightly."""
+    """Raise OutOfRangeError if logits, ... x vocab, are off by more than MAX_ERROR, or too few positions are right."""
     error, largest = _relative_error(runs.fixed, runs.exact), np.abs(runs.exact).max(axis=-1)
     same = runs.exact.argmax(axis=-1) == runs.fixed.argmax(axis=-1)
     same &= np.abs(runs.fixed - runs.exact).max(axis=-1) <= MAX_ERROR * largest

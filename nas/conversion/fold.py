@@ -45,7 +45,7 @@ MAX_CONDITION = 1e8  # of the bases of the stream: half of the digits of double 
 class Folded(NamedTuple):
     """A folded architecture with its weights.
 
-    condition: condition of the bases of the residual stream (see `rebase`); 1 if no basis was changed.
+    condition: condition number of the bases of the residual stream (see `rebase`); 1 if no basis was changed.
     left: parts that `search_spaces.deployed` folds but these weights do not allow to fold, with the reason.
     """
 
@@ -64,8 +64,8 @@ def fold(
 ) -> Folded:
     """Fold everything that can be folded. Raises UserError if the model is folded already.
 
-    max_condition: limit of the condition (see `rebase`); linear FFNs that would exceed it stay. dtype: of the returned
-        weights; the arithmetic is in double precision.
+    max_condition: limit of the condition number (see `rebase`); linear FFNs and betas that would exceed it stay. dtype:
+        of the returned weights; the arithmetic is in double precision.
     """
     if architecture.folded:
         raise UserError("only a model that is not folded yet can be folded, but got one with `folded: true`.")
@@ -86,7 +86,7 @@ def fold(
 
 
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
-    """Return the folded architecture with the dimensions of `priced`, such as those that costs are predicted for."""
+    """Return the folded architecture with the dimensions of `priced`, such as the full size that costs refer to."""
     dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", "norm_epsilon")
     return replace(folded, **{name: getattr(priced, name) for name in dimensions})
 

@@ -43,17 +43,18 @@ from search_spaces.lower import lower
 PAIRED = ("llama", "granite", "smollm3")  # these rotate features f and f + 1 of queries and keys, not halves
 AS_GPT2 = ("gpt-2", "mpt", "olmo", "jais")  # values of `tokenizer.ggml.pre` that split text as GPT-2 does
 BY_DIGIT = ("smollm", "starcoder", "refact", "command-r")  # the same, after each digit is split off
-SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # tokens: names in transformers and here
+SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # tokens: name in transformers, in GGUF
 ENDS = ("eos", "eot", "eom")  # tokens that end a text, a turn and a message
 BESIDE = f"put the model's {TOKENIZER_FILE} beside the file."
-WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe")  # a part that is a token is never split
+WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe")  # a piece of text that is a token as a whole is never split
 
 
 def load_gguf(path: str) -> Pretrained:
     """Load the model in a file.
 
-    Raises UserError if the file is missing, damaged, of another family, lacks a tensor or a readable tokenizer, has a
-    tensor that is not finite or of an unknown type, or does not fit into memory, or if gguf is not installed.
+    Raises UserError if the file is missing, damaged or of an unknown family, lacks a tensor or a readable tokenizer,
+    does not fit into memory, or has a tensor that is unexpected, misshapen, not finite or of an unknown type, or if
+    gguf is not installed.
     """
     family, architecture = read_gguf_settings(path)
     require_memory(architecture, path)
@@ -68,13 +69,16 @@ def load_gguf(path: str) -> Pretrained:
 
 
 def read_gguf_settings(path: str) -> tuple[Family, Architecture]:
-    """Return family and architecture of a file. Raises UserError as `load_gguf`, but not for values or their memory."""
+    """Return family and architecture of a file, without reading all values of its tensors.
+
+    Raises UserError as `load_gguf` does, except for values that are not finite, little memory and a damaged tokenizer.
+    """
     config = read_config(path)
     family, architecture = family_of(config, path), architecture_of(config, path)
 
     def shaped(tensor: Any) -> Tensor:
         sizes = tuple(map(int, reversed(tensor.shape)))
-        return _dequantised(tensor, tensor.data[:1], path).new_empty(1).expand(sizes)  # of no memory
+        return _dequantised(tensor, tensor.data[:1], path).new_empty(1).expand(sizes)  # takes no memory
 
     _weights(path, family, architecture, shaped)
     if not Path(path).with_name(TOKENIZER_FILE).is_file():
@@ -83,7 +87,10 @@ def read_gguf_settings(path: str) -> tuple[Family, Architecture]:
 
 
 def _weights(path: str, family: Family, architecture: Architecture, read: Callable[[Any], Tensor]) -> dict[str, Tensor]:
-    """Return the weights by node of the op graph, with a copy of a tied table. read: reads a tensor of the file."""
+    """Return the weights by node of the op graph, with a copy of a tied table. read: reads a tensor of the file.
+
+    Raises UserError for a tensor that is missing, misshapen or unexpected.
+    """
     (settings, tensors), gguf = read_head(path), gguf_package()
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     modules = gguf.get_tensor_name_map(kinds[settings.family], architecture.num_layers)
@@ -145,7 +152,7 @@ def _tokenizer(path: str) -> GivenTokenizer:
 
 
 def _files_from_metadata(tokenizer: Any, values: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files of a tokenizer that transformers reads, as far as the metadata has what they say."""
+    """Return tokenizer_config.json and generation_config.json for transformers, made from a file's metadata."""
     given = {key: values.get(f"tokenizer.ggml.{key}_token_id", 2**32 - 1) for key in (*SPECIAL.values(), *ENDS)}
     ids = {key: id_ for key, id_ in given.items() if tokenizer.id_to_token(id_) is not None}
     settings = {f"{name}_token": tokenizer.id_to_token(ids[key]) for name, key in SPECIAL.items() if key in ids}
@@ -163,7 +170,7 @@ def _what(path: str) -> str:
 
 
 def _require_known_kind(values: Mapping[str, Any]) -> None:
-    """Raise UserError unless texts are cut in a known way by the tokenizer in a file."""
+    """Raise UserError unless the kind and pre-tokenisation of a file's own tokenizer are known."""
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as SPLITS
     except ImportError:

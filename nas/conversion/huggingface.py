@@ -1,6 +1,7 @@
-"""Models of transformers, read and written: of a known family or, failing that, of our class in `huggingface_model`.
+"""Reads and writes models of transformers: of a known family or, failing that, of our class in `huggingface_model`.
 
-Needs the extra `hf`, which is imported when a function is called. Weights here are deployed weights, by node.
+Needs the extra `hf`, which is imported when a function is called. Our weights are named `<node>.<suffix>`, by node of
+the op graph, and are in deployed form (`nas.model.weights`).
 """
 
 import ast
@@ -74,7 +75,8 @@ def load_pretrained(path: str) -> Pretrained:
     """Load the model in a folder of `save_pretrained`, or with an id on the hub.
 
     Raises UserError if there is none, the hub cannot be reached, the family is unknown, transformers is not installed,
-    or the weights are incomplete, of wrong shapes, not floating point, not finite or larger than memory.
+    the tokenizer.json cannot be read, or the weights are incomplete, of wrong shapes, not floating point, not finite or
+    larger than memory.
     """
     config, architecture = read_pretrained_config(path)
     require_memory(architecture, path)  # before a model of any size is made
@@ -111,9 +113,9 @@ def load_pretrained(path: str) -> Pretrained:
 
 
 def _require_files_of_its_own(path: str) -> None:
-    """Raise UserError if a list of the weights' files names one outside the folder, or weights are of other numbers.
+    """Raise UserError if an index names a weight file outside the folder, or the type of a weight is not in FLOATS.
 
-    transformers would turn integers, or numbers of 8 bits without their scales, into single precision.
+    transformers would convert integers, or 8-bit numbers without their scales, to single precision.
     """
     for file in Path(path).glob("*.safetensors"):
         open_file(file, MOST_WEIGHTS).close()
@@ -129,7 +131,10 @@ def _require_files_of_its_own(path: str) -> None:
 
 
 def read_pretrained_config(path: str) -> tuple[Any, Architecture]:
-    """Return the configuration and architecture that `load_pretrained` loads. Raises UserError as it does for them."""
+    """Return the transformers configuration and the architecture of a model, without its weights.
+
+    Raises UserError as `load_pretrained` does, except for weights and tokenizer.
+    """
     _transformers()
     config = read_config(path)
     if config.model_type == OUR_TYPE:
@@ -142,7 +147,8 @@ def read_pretrained_config(path: str) -> tuple[Any, Architecture]:
 def _tokenizer(path: str, config: Any) -> GivenTokenizer | None:
     """Return the tokenizer that comes with the weights; None if there is none that the package tokenizers can run.
 
-    It converts texts as AutoTokenizer does, which may replace what its file says by what its class says.
+    It converts texts as AutoTokenizer does, whose class may override what tokenizer.json says. Raises UserError if a
+    tokenizer.json cannot be read.
     """
     transformers, theirs, reason = _transformers(), None, None
     try:
@@ -197,7 +203,7 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
 def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokenizer: Path, target: Path) -> None:
     """Save the model of `to_transformers` and its tokenizer into a folder, for versions 4 and 5 of transformers.
 
-    tokenizer: the folder of the tokenizer's files. Raises UserError if they are gone.
+    tokenizer: the folder of the tokenizer's files. Raises UserError if they are gone or damaged.
     """
     if not (tokenizer / TOKENIZER_FILE).is_file():
         raise UserError(f"the tokenizer of the corpus must be in {tokenizer}, but is gone; prepare the data anew.")
@@ -249,7 +255,7 @@ def _content(token: Any) -> str:
 
 
 def _before_5(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary settings of a config of version 5 as version 4 of transformers names them."""
+    """Return the rotary settings of a config of transformers 5 under their names in version 4; empty without any."""
     if not (rope := config.get("rope_parameters")):
         return {}
     main, local = rope.get("full_attention", rope), rope.get("sliding_attention")
@@ -272,7 +278,7 @@ def _transformers() -> Any:
 
 
 def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return our weights, by node of the op graph. state: the weights of transformers, by their name there."""
+    """Return our weights, by node of the op graph. state: those of transformers, by name; some may be missing."""
     weights: dict[str, Tensor] = {}
     for theirs, ours in their_names(family, architecture):
         if theirs in state:

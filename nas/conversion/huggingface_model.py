@@ -20,7 +20,7 @@ CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "
 
 
 class DecoderConfig(PretrainedConfig):
-    """Configuration of a decoder: its architecture as plain data, and what its layers are made from (`modules`)."""
+    """Configuration of a decoder: its architecture as plain data, and the arguments of PlainDecoder (`modules`)."""
 
     model_type = "private-inference-decoder"
 
@@ -62,9 +62,10 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         **_: Any,
     ) -> CausalLMOutputWithPast:
-        """Return logits, and the loss if there are labels. Raises ValueError for padding.
+        """Return logits, batch x T x vocab, and with labels the loss: mean cross-entropy in nats per token.
 
-        input_ids, labels: batch x T; the label of a position is its own token. cache: also accepted as past_key_values.
+        input_ids, labels: batch x T; labels are the input tokens, which are shifted here. cache: also accepted as
+        past_key_values. Raises ValueError for a mask that hides tokens, such as padding.
         """
         if attention_mask is not None and not attention_mask.all():
             raise ValueError(
@@ -88,7 +89,7 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the tokens that are not cached; beyond the context, the last tokens that fit, without a cache."""
+        """Return the arguments of `forward`: the tokens not cached yet or, beyond the context, the last that fit."""
         context = self.config.max_position_embeddings
         mask = None if attention_mask is None else attention_mask[:, -context:]
         if input_ids.shape[1] > context:

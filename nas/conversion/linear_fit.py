@@ -1,4 +1,4 @@
-"""Fits linears that replace a parent's FFNs, surround a replaced activation or make queries, to the parent's outputs.
+"""Fits linears to a parent's outputs: those that replace its FFNs, surround a replaced activation or make queries.
 
 A linear FFN is fitted by least squares over the parent's hidden states: with the builtin parent at scale `proxy`,
 `SM+ScFuFFN` then has a perplexity of 11.9 instead of 15.8 for the product of the two linears (seed 0). A polynomial
@@ -30,7 +30,8 @@ LENGTHS = tuple(2.0 ** (half / 2) for half in range(-6, 9))  # factors on the in
 def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], tokens: Tensor) -> Mapping[str, Tensor]:
     """Return the fitted weights of fused FFNs, linears around polynomials, and queries for eighth powers, by node.
 
-    parts: the parts to fit; all else in their layers is as in the parent. tokens: sequences x T, the data of the fit.
+    parts: the parts to fit (`fitted_parts`); all else in their layers is as in the parent. `model` is changed too.
+    tokens: sequences x T to fit on.
     """
     hidden_states = parent.hidden_states(tokens)
     fitted: dict[str, Tensor] = {}
@@ -56,7 +57,7 @@ def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], token
 
 
 def weights_by_position(read: Tensor, left: Tensor) -> Tensor:
-    """Return 1 / mean square of what a layer adds to the stream, for T positions; the first adds by far the most.
+    """Return 1 / mean square of what a layer adds to the stream at each of T positions, most of all at the first.
 
     read, left: input and output of the layer, batch x T x d_model.
     """
@@ -174,7 +175,7 @@ def _attend(layer: nn.Module, heads: tuple[Tensor, ...], temperature: Tensor | N
 
 
 def _coefficients(columns: Sequence[Tensor], wanted: Tensor) -> Sequence[Tensor]:
-    """Return the least-squares coefficients of each column, d_ff each. columns, wanted: rows x d_ff, float64."""
+    """Return the ridge-regression coefficients of each column, d_ff each. columns, wanted: rows x d_ff, float64."""
     stacked = torch.stack(list(columns), dim=-1)  # rows x d_ff x columns
     size = stacked.square().sum(dim=0).clamp(min=LEAST).sqrt()
     stacked /= size

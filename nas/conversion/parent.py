@@ -43,8 +43,8 @@ BUILTIN_FOLDER = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy"
 def load_initial(path: str) -> Pretrained:
     """Load a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
 
-    Raises UserError if there is none, a file was changed after it was written, or weights are missing, not finite
-    or too large for fixed point.
+    Raises UserError if there is none, a file was changed after it was written, weights are missing, not finite or above
+    LARGEST_WEIGHT, or the embedding is zero.
     """
     if Path(path).name == "config.json" and Path(path).is_file():
         path = str(Path(path).parent)
@@ -75,7 +75,7 @@ def read_parent_architecture(name: str) -> Architecture:
 class Parent(NamedTuple):
     """A trained model with its tokenizer.
 
-    name: as the user gave it. digest: hash of architecture, weights and tokenizer.
+    name: as the user gave it. digest: hash of architecture, weights and tokenizer (`digest_of`).
     """
 
     name: str
@@ -91,12 +91,12 @@ class Parent(NamedTuple):
         return DistillationSchedule(parent=self.digest, placement=placement(architecture), spread_over_depth=True)
 
     def tables_on(self, base: Architecture, scale: Scale) -> Architecture:
-        """Return `base` with the parent's vocabulary and context, unless the scale has a vocabulary of its own."""
+        """Return `base` with the parent's vocab_size and context, unless the scale has a vocab_size of its own."""
         vocab_size, context = self.model.architecture.vocab_size, self.model.architecture.context
         return base if scale.vocab_size is not None else replace(base, vocab_size=vocab_size, context=context)
 
     def start(self, candidate: Candidate, corpus: Corpus) -> dict[str, Tensor]:
-        """Return the deployed weights from which the training of a candidate starts.
+        """Return the deployed weights, by node, from which the training of a candidate starts.
 
         Raises UserError if the candidate does not fit the parent, or the corpus has no sequence.
         """
@@ -122,13 +122,16 @@ class Parent(NamedTuple):
 def load_parent(name: str) -> Parent:
     """Load `builtin`, a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
 
-    Raises UserError if there is none, a file is missing or was edited, or it has no tokenizer.
+    Raises UserError as `load_initial` does, or if it has no tokenizer.
     """
     return parent_of(name, read_export(BUILTIN_FOLDER) if name == BUILTIN else load_initial(name))
 
 
 def parent_of(name: str, model: Pretrained, begin_of_text: str = OWN_RULE) -> Parent:
-    """Return a model as a parent of this name. Raises UserError if its tokenizer is missing, or lacks the token."""
+    """Return a model as a parent of this name. Raises UserError if its tokenizer is missing, or lacks the token.
+
+    begin_of_text: the token that begins each text, or a rule for it, as in `with_begin_of_text`.
+    """
     if model.tokenizer is None:
         raise UserError(f"parent {name!r} must come with its tokenizer; put its tokenizer.json beside the weights.")
     model = model._replace(tokenizer=with_begin_of_text(model.tokenizer, begin_of_text))
@@ -138,7 +141,7 @@ def parent_of(name: str, model: Pretrained, begin_of_text: str = OWN_RULE) -> Pa
 def require_fit(parent: Parent, target: Architecture) -> None:
     """Raise UserError, with a remedy, unless candidates with these dimensions can start from the parent.
 
-    target: any candidate of the space, at the scale at which it is trained.
+    target: any candidate of the space, with the dimensions with which it is trained.
     """
     source = parent.model.architecture
     for name in SAME:

@@ -55,14 +55,14 @@ def is_sound(value: Tensor) -> bool:
 
 
 def is_export(folder: Path) -> bool:
-    """Whether `read_export` can read a folder, or could before the folder lost its TRAINED_FILE."""
+    """Whether a folder has TRAINED_FILE, or lists it in CHECKSUMS_FILE. Raises UserError if the latter is damaged."""
     return (folder / TRAINED_FILE).is_file() or TRAINED_FILE in _checksums(folder)
 
 
 def read_export(folder: Path) -> Pretrained:
     """Read the model that `nas.export` wrote, with the tokenizer.json in its folder, if there is one.
 
-    Raises UserError, naming the file, if a file is damaged or does not match the folder's checksums.
+    Raises UserError, naming the file, if a file is missing, damaged or does not match the folder's checksums.
     """
     require_checksums(folder)
     architecture, path = load_architecture(folder / TRAINED_FILE), folder / WEIGHTS_FILE
@@ -85,7 +85,7 @@ def read_export(folder: Path) -> Pretrained:
 
 
 def read_windows(folder: Path) -> KeptWindows | None:
-    """Read the windows of a model's training text from its folder; None without them. Raises UserError if damaged."""
+    """Read the hashes of a model's training text from WINDOWS_FILE; None without it. Raises UserError if damaged."""
     path = folder / WINDOWS_FILE
     if not path.is_file():
         return None
@@ -99,14 +99,17 @@ def read_windows(folder: Path) -> KeptWindows | None:
 def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None]:
     """Read the architecture and tokenizer of an export; its weights may be missing.
 
-    Raises UserError, naming the file, if another file is lost, damaged or edited.
+    Raises UserError, naming the file, if one of the files read here is lost, damaged or edited.
     """
     require_checksums(folder, (TRAINED_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE))
     return load_architecture(folder / TRAINED_FILE), read_tokenizer(folder)
 
 
 def read_tokenizer(folder: Path) -> GivenTokenizer | None:
-    """Read the tokenizer in a folder of weights, named after its kind, so that a copy has the same name."""
+    """Read the tokenizer in a folder of weights; None without a tokenizer.json. Raises UserError if it is damaged.
+
+    Its name is the kind of its model, such as `bpe`, so that a copy in another folder has the same name.
+    """
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         return None
@@ -138,7 +141,7 @@ def write_checksums(folder: Path) -> None:
 def require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
     """Raise UserError, naming the file, if a file does not match the folder's checksums.
 
-    names: the files to check; all by default.
+    names: the files to check; all by default. A folder without CHECKSUMS_FILE passes.
     """
     for name, expected in _checksums(folder).items():
         if names is not None and name not in names:
@@ -152,7 +155,7 @@ def require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """Return checksums by file name; empty for a folder without CHECKSUMS_FILE."""
+    """Return checksums by file name; empty for a folder without CHECKSUMS_FILE. Raises UserError if it is damaged."""
     path = folder / CHECKSUMS_FILE
     if not path.is_file():
         return {}
@@ -167,9 +170,9 @@ def _sha256(path: Path) -> str:
 
 
 def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
-    """Raise UserError unless the weights came with their tokenizer, which the corpus then uses.
+    """Raise UserError unless the weights came with their tokenizer, which the corpus is then encoded with.
 
-    Equal vocabulary sizes prove nothing, since a tokenizer trained on the corpus gets that size too.
+    An equal vocabulary size does not suffice, since a tokenizer trained on the corpus gets that size too.
     """
     if source.tokenizer is None:
         raise UserError(
@@ -179,7 +182,7 @@ def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
 
 
 def require_memory(architecture: Architecture, path: str) -> None:
-    """Raise UserError if the weights of an architecture do not fit into the free memory."""
+    """Raise UserError if COPIES of the weights in single precision exceed the free memory, where that is known."""
     shapes = [shape for node in lower(architecture, 1) for shape in node.op.weight_shapes.values()]
     num_weights, free = sum(map(math.prod, shapes)), free_bytes()  # a tied table is stored, and counted, twice
     needed = COPIES * 4 * num_weights

@@ -38,6 +38,8 @@ class SampledText:
         temperature: divides the logits before a token is drawn.
         tokens: number of training tokens; by default as many as a training takes.
         seed: seed of the text, which is the same for every seed of a search.
+
+    Raises UserError for a temperature outside 0.1 to 10, fewer than 1024 tokens or a negative seed.
     """
 
     temperature: float = 1.0
@@ -57,8 +59,8 @@ def sampled_source(
 ) -> DocumentSource | None:
     """Return the text that a model generates as a source of documents; None if `--data` asks for another source.
 
-    tokens: number of training tokens if `data` does not set it. digest: the parent's. device: where to sample. Raises
-    UserError for unknown settings, or without a parent that has a tokenizer.
+    tokens: number of training tokens if `data` does not set it. digest: `Parent.digest`, part of the fingerprint.
+    device: where to sample. Raises UserError for unknown or invalid settings, or without a parent that has a tokenizer.
     """
     if data.partition(":")[0] != NAME:
         return None
@@ -92,7 +94,10 @@ def _settings(data: str) -> SampledText:
 def _batches(
     parent: Pretrained, settings: SampledText, split: Split, tokens: int, position: Any, *, device: str
 ) -> Generator[Batch, None, None]:
-    """Yield batches of documents, each from its own seed, until there are `tokens`. position: [tokens, batches]."""
+    """Yield batches of documents, each from its own seed, until there are `tokens`.
+
+    position: [tokens, batches] that were made before; None for a new stream.
+    """
     assert parent.tokenizer is not None
     model = Decoder(parent.architecture)
     load_deployed(model, parent.weights)

@@ -1,9 +1,10 @@
 """Sets bounds of bounded softmaxes and query lengths for eighth powers, from the scores that a model has on tokens.
 
-The sum over a row of exp(score - bound) must be neither too large nor too small for fixed point. A head's bound is the
-midpoint between the logarithms of its largest and its smallest row sum; the softmax of a layer stays exact if these
-are too far apart. Attention with eighth powers does not change if queries and bound
-are multiplied by the same number, so they get the one that moves the midpoint to the middle of the fixed-point range.
+A bounded softmax subtracts a fixed bound from the scores instead of the maximum of their row. The row sum of
+exp(score - bound) must be neither too large nor too small for fixed point. A head's bound is the midpoint between the
+logarithms of its largest and its smallest row sum; if these are too far apart, the layer keeps the exact softmax.
+Attention weights that are eighth powers, divided by their row sum, do not change if queries and bound are multiplied by
+the same number, so they are multiplied by the number that moves the midpoint to the middle of the fixed-point range.
 """
 
 from collections.abc import Mapping
@@ -31,9 +32,10 @@ FIT_TOKENS = 1 << 11  # for fitting the length of queries
 
 
 def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
-    """Return the sequences to set score bounds from: `checked`, and `BOUNDING_TOKENS` spread over the training text.
+    """Return sequences x T to set score bounds from: `checked` and about BOUNDING_TOKENS spread over the training text.
 
-    A few tokens are not enough to find the rows with the widest range. checked: sequences x T.
+    A few tokens are not enough to find the rows with the widest range. checked: sequences x T. Without a corpus, only
+    `checked` is returned.
     """
     tokens = torch.from_numpy(checked)
     if corpus is None:
@@ -51,7 +53,8 @@ def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
 def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
     """Set each head's bound of a bounded softmax, or bound and query length for eighth powers. tokens: sequences x T.
 
-    Returns, by layer with bounds, half the range of the logarithms of row sums, in its widest head.
+    Changes the model. Returns, by index of a layer with bounds, half the difference between the logarithms of the
+    largest and the smallest row sum of a head, for the head where it is largest.
     """
     observers = {
         depth: _Observer(layer)
@@ -64,18 +67,18 @@ def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
 
 
 def unheld(farthest: Mapping[int, float], form: SoftmaxForm) -> tuple[int, ...]:
-    """Return the layers, all of one form, whose row sums exceed fixed-point range. farthest: result of `set_bounds`."""
+    """Return the layers whose row sums exceed the fixed-point range. farthest: result of `set_bounds`, for one form."""
     return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= half_range(form))
 
 
 def half_range(form: SoftmaxForm) -> float:
-    """Return how far the logarithm of a row's sum may be from the middle of its range."""
+    """Return how far the logarithm of a row's sum may be from the middle of its allowed range, LOG_SUMS."""
     least, most = LOG_SUMS[form]
     return (most - least) / 2
 
 
 def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple[int, ...]:
-    """Return the layers whose row sums exceed the fixed-point range if this form replaces the parent's softmax.
+    """Return the layers whose row sums exceed the fixed-point range if this form replaces every softmax of the parent.
 
     tokens: sequences x T. For eighth powers, queries are first fitted to the parent's on the last of the tokens.
     """

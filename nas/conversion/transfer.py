@@ -1,9 +1,10 @@
 """Initialises one architecture with weights of another of the same dimensions, to linearise a trained model.
 
-Parts that both have are kept, whatever the activation between linears; of heads, those that write most into the stream.
-A norm that training will freeze starts with the gain and bias of the live norm; one that is frozen in the source stays
-so. A fused FFN starts as the product of the two linears. A polynomial gate starts as the odd part of the source's
-activation, with about its even part as the square; without a gate in the source, x becomes (x^2 + x) / 2.
+Parts that both have are kept, whatever the activation between linears; if the target has fewer heads, those are kept
+that write most into the stream. A norm that training will freeze starts with the gain and bias of the live norm; one
+that is frozen in the source stays so. A fused FFN starts as the product of the two linears. A polynomial gate starts as
+the odd part of the source's activation plus a square that approximates its even part; without a gate in the source, the
+FFN starts with (x^2 + x) / 2 in place of its activation of x.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,8 @@ TINY = 1e-12
 def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Architecture) -> dict[str, Tensor]:
     """Return the initial weights of a model of `target`, by node; weights not returned get their usual initial values.
 
-    Raises UserError if dimensions differ, the target's context is longer, or it has linears that the source lacks.
+    weights: the source's, by node. Raises UserError if a setting in SAME differs, the target's context is longer, or it
+    has linears that the source lacks.
     """
     for name in SAME:
         theirs, ours = getattr(source, name), getattr(target, name)
@@ -78,7 +80,7 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
 def _strongest_heads(
     source: Architecture, target: Architecture, node: Node, suffix: str, value: Tensor, weights: Mapping[str, Tensor]
 ) -> Tensor:
-    """Return the slices of a linear for the heads that the target keeps; query heads stay with their key head."""
+    """Return the slices of a weight for the heads that the target keeps; query heads stay with their key head."""
     assert isinstance(node.layer, int)
     theirs, ours = (num_kv_heads(model, model.layers[node.layer]) for model in (source, target))
     if ours >= theirs:
@@ -98,7 +100,7 @@ def _widths(source: Architecture, key_heads: int) -> list[int]:
 
 
 def _strengths(source: Architecture, layer: str, key_heads: int, weights: Mapping[str, Tensor]) -> Tensor:
-    """Return ||O V diag(gain)||_F^2 by key head, the strength of the map from a normalised row to the stream."""
+    """Return ||O V diag(gain)||_F^2 by key head: how strongly it maps a normalised row of the stream to the stream."""
     attention = f"{layer}.attention"
     if f"{attention}.v.weight" in weights:
         values = weights[f"{attention}.v.weight"].double()
@@ -112,7 +114,7 @@ def _strengths(source: Architecture, layer: str, key_heads: int, weights: Mappin
 
 
 def _opened_degree(source: Architecture, target: Architecture, node: Node) -> int | None:
-    """Return the degree of the polynomial if a gate, or the `up` next to it, replaces an activation; else None."""
+    """Return the degree of the polynomial if an FFN replaces an activation by one and the node is its gate or `up`."""
     if not isinstance(node.layer, int) or not node.name.endswith((".ffn.gate", ".ffn.up")):
         return None
     ours, theirs = target.layers[node.layer].ffn, source.layers[node.layer].ffn
@@ -120,7 +122,7 @@ def _opened_degree(source: Architecture, target: Architecture, node: Node) -> in
 
 
 def _opened(node: Node, suffix: str, weights: Mapping[str, Tensor], degree: int) -> Tensor:
-    """Return the weight of a gate or `up` after it took up the polynomial; a missing gate starts as `up`."""
+    """Return the weight of a gate or `up` that computes the polynomial; a missing gate starts as `up`."""
     ffn, _, name = node.name.rpartition(".")
     is_gated = f"{ffn}.gate.weight" in weights
     polynomial = torch.tensor((GATED if is_gated else UNGATED)[: degree + 1], dtype=torch.float64)
@@ -134,7 +136,7 @@ def _opened(node: Node, suffix: str, weights: Mapping[str, Tensor], degree: int)
 
 
 def gate_of(polynomial: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return p, q and s of each channel, which write a polynomial of x as a gate.
+    """Return p, q and s of each channel, with which a gate computes a polynomial of x.
 
     `c + b x` is `s (p x + q)` with s = 1, and `c + b x + a x^2` is `s ((p x + q)^2 - 1)`. polynomial: coefficients,
     constant first, each of all channels. The second form needs two real roots: c is limited to `NEAREST_ROOTS` of the

@@ -43,14 +43,14 @@ MIN_AGREEMENT = 0.999  # share of positions
 MAX_FIXED_RATIO = 2.0  # folding may cost one bit of the engine's precision
 MAX_DIVERGENCE = 1e-3  # nats per token: 0.1 % of perplexity, too little to show
 CHECK_POSITIONS = 4096  # enough to tell 99.9 % from 100 %
-CHECK_LOGITS = 1 << 26  # at most this many are compared, to limit memory
+CHECK_LOGITS = 1 << 26  # about this many are compared at most, to limit memory
 # Allowed range of the logarithm of a row's sum if no maximum keeps it near 0. A small sum has few digits, and each of a
 # hundred terms has an error in the last; the inverse of a large sum has few digits. At the ends of the range the error
 # is at most a twentieth. One row in a thousand may be outside, by up to BEYOND, where the error is a third.
 LOG_SUMS: dict[SoftmaxForm, tuple[float, float]] = {"bounded": (-8.0, 8.0), "power8": (-7.8, 10.2)}
 BEYOND, ROWS_WITHIN = 2.0, 0.999
 LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product, at most 62 bits before truncation
-ROOT_LIMIT = 2.0 ** (FRACTION_BITS - 1)  # of the argument of an inverse root; SPU 0.9.5, as measured
+ROOT_LIMIT = 2.0 ** (FRACTION_BITS - 1)  # of the argument of an inverse square root; measured with SPU 0.9.5
 MARGIN = 1.25  # numbers of other text are larger than those of a check
 
 Tokens = NDArray[np.integer[Any]]
@@ -58,11 +58,11 @@ Tokens = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldCheck:
-    """Comparison of a folded model with the trained one. Errors are largest differences of logits / the largest logit.
+    """Comparison of a folded model with the trained one. An error is the largest difference of logits / largest logit.
 
     positions: number of tokens whose logits were compared in single precision.
     float_error: error of the folded model, with both models in single precision.
-    agreement: share of positions where both have the same most likely token.
+    agreement: share of these positions where both have the same most likely token.
     fixed_error, trained_fixed_error: errors of the folded and of the trained model in fixed point, against the trained
         model in double precision.
     fixed_divergence: KL divergence of the folded model in fixed point from the exact predictions, nats per token.
@@ -82,12 +82,12 @@ class FoldCheck:
 
     @property
     def keeps_precision(self) -> bool:
-        """Whether folding costs almost none of the engine's precision; False if an error is NaN."""
+        """Whether it fits, equals the trained model in single precision and loses at most 1 bit; False for NaN."""
         return self._is_equal and self.fixed_error <= MAX_FIXED_RATIO * self.trained_fixed_error + self.resolution
 
     @property
     def passes(self) -> bool:
-        """Whether the folded model may replace the trained one; False if an error is NaN."""
+        """Whether it may replace the trained model: a small `fixed_divergence` makes up for a large `fixed_error`."""
         return self.keeps_precision or (self._is_equal and self.fixed_divergence <= MAX_DIVERGENCE)
 
     @property
@@ -96,7 +96,10 @@ class FoldCheck:
 
 
 def why_not_equal(*, float_error: float, agreement: float, **check: object) -> str | None:
-    """Return why a folded model is not the trained one in single precision, or None. Arguments: as in FoldCheck."""
+    """Return why a folded model differs too much from the trained one in single precision; None if it does not.
+
+    float_error, agreement: as in FoldCheck, whose other fields are ignored.
+    """
     if float_error <= MAX_FLOAT_ERROR and agreement >= MIN_AGREEMENT:
         return None
     return (
@@ -106,18 +109,18 @@ def why_not_equal(*, float_error: float, agreement: float, **check: object) -> s
 
 
 class VerifiedFold(NamedTuple):
-    """A model folded as far as its check allows."""
+    """A model folded as far as its check allows, and the check's result, which may have failed (`FoldCheck.passes`)."""
 
     folded: Folded
     check: FoldCheck
 
 
 class _Numbers(NamedTuple):
-    """An arithmetic: the type of floating point, or the smallest number of fixed point and its engine's arithmetic."""
+    """An arithmetic: floating point of a dtype, or fixed point with its smallest number and its engine's arithmetic."""
 
     dtype: Any = None
     unit: float = 0.0
-    engine: Callable[[], Arithmetic] | None = None  # of which the range is checked
+    engine: Callable[[], Arithmetic] | None = None  # makes the arithmetic whose range is checked
 
     def operand(self, value: Array) -> Array:
         return np.round(np.asarray(value) / self.unit) * self.unit if self.unit else np.asarray(value, self.dtype)
@@ -130,7 +133,7 @@ DOUBLE, SINGLE = _Numbers(), _Numbers(np.float32)
 
 
 def _fixed_points(protocol: str) -> list[_Numbers]:
-    """Return the fixed point of a protocol with every choice of its fraction bits, the most first."""
+    """Return the fixed point of a protocol for each choice of fraction bits, the most bits first."""
     facts = ENGINE_PROTOCOLS.get(protocol, ENGINE_PROTOCOLS["semi2k"])  # no engine here runs the others
     usual = facts.setting()
     settings = [replace(usual, fraction_bits=bits) for bits in facts.fraction_bits or (usual.fraction_bits,)]
@@ -138,11 +141,11 @@ def _fixed_points(protocol: str) -> list[_Numbers]:
 
 
 class _Run(NamedTuple):
-    """Logits, positions x vocabulary, and the largest values on the way to them.
+    """Logits, positions x vocabulary, and the largest absolute value in the run.
 
     square_share: largest square in a norm, or mean of squares, relative to its limit in fixed point. sums_share:
         largest distance of a log row sum from the middle of LOG_SUMS, relative to the allowed one (`_sums_share`).
-    is_held: whether the engine's fixed point holds every op, as before a run.
+    is_held: whether every op stays within the range of the engine's fixed point; True in floating point.
     """
 
     logits: Array
@@ -159,11 +162,13 @@ class _Run(NamedTuple):
 def fold_as_far_as(
     architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, protocol: str = "semi2k"
 ) -> VerifiedFold:
-    """Fold as far as precision allows: while a check fails, the worst-conditioned step of the stream is left unfolded.
+    """Fold as far as precision allows: while a check fails, the worst-conditioned linear FFN or beta is left unfolded.
 
-    tokens: sequences x T. protocol: its fixed point must have room for the model, if an engine here runs it. If nothing
-        is left to unfold, the last attempt is returned even if its check fails: gains of norms cannot be left unfolded,
-        and small ones cost bits of the weights that take them up.
+    tokens: sequences x T to check on. protocol: the check emulates its fixed point, or that of semi2k if no engine here
+        runs it. If nothing is left to unfold, the last attempt is returned even if its check fails: gains of norms
+        cannot be left unfolded, and small ones cost bits of the weights that take them up.
+
+    Raises UserError if the model is folded already.
     """
     trained = Reference.of(architecture, weights, tokens, protocol)
     architecture, weights = trained.architecture, trained.weights
@@ -182,10 +187,10 @@ def fold_as_far_as(
 def check_tokens(
     corpus: Corpus | None, vocab_size: int, seq_len: int, begin: BeginOfText | None = None
 ) -> tuple[str, Tokens]:
-    """Return the sequences for a check and their origin: the validation split, or random if the corpus lacks tokens.
+    """Return the origin of the sequences for a check, `validation` or `random`, and the sequences, sequences x T.
 
-    seq_len: the model's context; sequences are at most FIXED_POSITIONS long. begin: the token that begins them if there
-        is no corpus to say it.
+    They are random if there is no corpus, or its validation split is too short. seq_len: the model's context; sequences
+        are at most FIXED_POSITIONS long. begin: the token that begins them if there is no corpus, which has its own.
     """
     positions, seq_len = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size), min(seq_len, FIXED_POSITIONS)
     shape = (-(-positions // seq_len), seq_len)
@@ -199,7 +204,7 @@ def check_tokens(
 
 
 class Reference(NamedTuple):
-    """A trained model with a scaled stream, and its logits.
+    """A trained model with a scaled stream (`with_stream_scale`), and its logits, positions x vocabulary.
 
     single: logits of all tokens in single precision. exact, fixed: logits of the sequences `few`, in double precision
         and in fixed point. numbers: the fixed point with the most fraction bits in which the model stays within range,
@@ -260,7 +265,7 @@ def _divergence(kept: Array, replaced: Array) -> float:
 
 @np.errstate(all="ignore")  # what is not finite is not equal
 def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, numbers: _Numbers) -> _Run:
-    """Run all sequences through the op graph, node by node, so that memory holds the operands of one node only."""
+    """Run all sequences through the op graph, node by node; memory holds each output only until its last reader."""
     graph, library = lower(architecture, tokens.shape[1]), numpy_library()
     arrays = {name: value.numpy() for name, value in weights.items()}
     last_reader = {name: node.name for node in graph for name in node.inputs}
@@ -321,8 +326,8 @@ def with_stream_scale(
 ) -> tuple[Architecture, dict[str, Tensor]]:
     """Return the same unfolded model with its stream multiplied by this factor, a power of two, and embeddings untied.
 
-    The epsilon of its norms is multiplied by the factor's square. A model with a LayerNorm is unchanged: its epsilon
-    would have to shrink too, but is no setting of a model. So is one whose values are slices of the stream.
+    The epsilon of its norms is multiplied by the factor's square. A model with a LayerNorm, whose epsilon
+    is fixed, or one whose attention values are slices of the stream is returned unchanged.
     """
     new = dict(weights)
     if "layernorm" in architecture.norms or architecture.block_facts.is_shaped:

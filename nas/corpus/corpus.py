@@ -54,13 +54,12 @@ COUNTED_TOKENS = 1 << 24  # at a time, which bounds memory
 class Corpus:
     """A prepared corpus; `tokens` maps its arrays into memory.
 
-    fingerprint: of everything that its tokens depend on. vocab_size: of the tokenizer, whose name has a digest; a small
-    corpus yields fewer merges than requested. begin_of_text: replaces the first token of each sequence, if the
-    tokenizer adds one; the files have none. num_train_tokens: size of the whole split, or of the part of a large source
-    that was prepared. unigram_loss: validation loss, nats per token, of the best model that ignores context: train
-    frequencies with one added to every count; its exponential is the reference point of the hypervolume. chunk_len:
-    None if documents follow each other, else the length of the sequences into which each document was cut, each stored
-    with the token after it.
+    fingerprint: hash of everything that its tokens depend on. tokenizer: name with a digest. vocab_size: the
+    tokenizer's; a small corpus yields fewer merges than requested. begin_of_text: replaces the first token of each
+    sequence, if the tokenizer adds one; the files have none. num_train_tokens: size of the whole split, or of the part
+    of a large source that was prepared. unigram_loss: validation loss, nats per token, of a unigram model of the train
+    split with one added to every count; the reference loss of the hypervolume. chunk_len: None if documents follow each
+    other, else the length of the sequences into which each document was cut, each stored with the token after it.
     """
 
     folder: str
@@ -110,8 +109,8 @@ def prepare(
         tokens: training tokens of a run. A large source is prepared only as far as needed (see `level_of`), and
             further for a longer run. A killed preparation is resumed. Progress is logged.
         tokenizer: used instead of the corpus's own, for a model with another one.
-        of_parent: windows of the parent's training text (`near_duplicates.to_keep`) as far as known; validation
-            excludes documents that repeat them.
+        of_parent: windows of the parent's training text (`nas.corpus.held_out.to_keep`) as far as known;
+            validation excludes documents that repeat them.
         source: used instead of the one that `data` names.
 
     Raises UserError for unknown or unreadable data, a vocabulary that is too small, a split without tokens, or a
@@ -193,7 +192,7 @@ def open_corpus(folder: Path, level: int | None = None) -> Corpus:
 
 
 def require_chunks(corpus: Corpus, seq_len: int) -> None:
-    """Raise UserError unless each split has at least one sequence of seq_len tokens and its next token."""
+    """Raise UserError if the corpus was cut into other lengths, or a split has no sequence of seq_len + 1 tokens."""
     if corpus.chunk_len not in (None, seq_len):
         raise UserError(
             f"data {corpus.data!r} was prepared in sequences of {corpus.chunk_len} tokens, not of {seq_len}; "
@@ -279,7 +278,7 @@ def _described(
     key: str,
     of_parent: KeptWindows | None,
 ) -> Corpus:
-    """Hold out validation documents, and write the facts of the corpus up to the level."""
+    """Hold out validation documents, write the facts of the corpus up to the level, and return the corpus."""
     cut = progress.cuts.get(str(level))
     held_out_file = "held-out.bin" if cut is None else f"held-out-{level}.bin"
     held_out = hold_out(entry, progress.lengths if cut is None else cut, encoder.dtype, of_parent, held_out_file)

@@ -69,7 +69,7 @@ class GivenTokenizer:
 class Reading:
     """What was read of a folder.
 
-    read: files by kind, and bytes. left_out: for each reason, the number of files and one name.
+    read: number of files by kind. num_bytes: their size. left_out: for each reason, the number of files and one name.
     """
 
     folder: str

@@ -38,7 +38,7 @@ MOST_PIECE_CHARACTERS = 128  # of a piece, which may be cut anywhere; the usual 
 
 @contextmanager
 def tokenizing(subject: str) -> Iterator[None]:
-    """Turn errors and panics of the tokenizers package into UserErrors, and keep it from writing to stderr."""
+    """Turn errors and panics of the tokenizers package into UserErrors about `subject`; silence stderr meanwhile."""
     with _stderr:
         sys.stderr.flush()
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -57,7 +57,10 @@ def tokenizing(subject: str) -> Iterator[None]:
 
 
 def read_foreign_tokenizer(json: str, subject: str) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json. A UserError is raised if it is damaged, or can make texts too long."""
+    """Return the tokenizer of a tokenizer.json. subject: what the message calls it.
+
+    Raises UserError if it is damaged, or exceeds MOST_GROWTH or MOST_CHARACTERS.
+    """
     rule = f"{subject} must be a whole tokenizer.json"
     data = plain_json(json, rule)
     if not isinstance(data, dict):
@@ -76,7 +79,7 @@ def read_foreign_tokenizer(json: str, subject: str) -> Tokenizer:
 
 
 def _growth(part: Any) -> float:
-    """Return how many characters a step, or a sequence of steps, makes of one at most."""
+    """Return how many characters a step of a tokenizer.json, or a sequence of steps, makes of one at most."""
     if part is None:
         return 1
     for name in ("normalizers", "pretokenizers", "decoders"):
@@ -99,9 +102,9 @@ class Piece(NamedTuple):
 
 
 def to_json(model: bytes) -> str:
-    """Return the tokenizer.json of a model without normalisation, such as Languini's.
+    """Return the tokenizer.json of a SentencePiece BPE model without normalisation, such as Languini's.
 
-    Raises UserError if it is damaged, or has another algorithm or normalisation.
+    Raises UserError if it is damaged, too large, or has another algorithm, normalisation or too long a piece.
     """
     if len(model) > MOST_BYTES:
         raise UserError(f"it must be a SentencePiece model of at most {MOST_BYTES:,} bytes, but has {len(model):,}.")
@@ -130,7 +133,7 @@ def to_json(model: bytes) -> str:
 
 
 def _merges(pieces: list[Piece]) -> list[tuple[str, str]]:
-    """List all pairs of pieces that form a third one, in order of its score."""
+    """List all pairs of pieces that form a third one, the highest score of the third first."""
     scores = {piece.text: piece.score for piece in pieces if piece.kind == NORMAL}
     joined = [
         (-score, cut, text) for text, score in scores.items() for cut in range(1, len(text)) if text[:cut] in scores

@@ -62,10 +62,11 @@ class HeldOut:
 def hold_out(
     entry: Path, lengths: Mapping[str, int], dtype: np.dtype[Any], of_parent: KeptWindows | None, file: str
 ) -> HeldOut:
-    """Write the validation tokens among the first `lengths` that are prepared in a folder, into a file there.
+    """Write the tokens of validation documents, without those that repeat training text, to `file` in a cache entry.
 
-    of_parent: windows of the parent's training text, as far as known. Raises UserError if no document is left, OSError
-        if the file cannot be written.
+    lengths: how much of each prepared file to use (`PreparationProgress.lengths`). dtype: of token ids. of_parent:
+        windows of the parent's training text, as far as known. Raises UserError if no document is left, OSError if the
+        file cannot be written.
     """
     lines = (entry / "documents.bin").read_bytes()[: lengths["documents"]].splitlines()
     names, num_tokens, num_windows = zip(*(json.loads(line) for line in lines), strict=True)
@@ -92,9 +93,10 @@ def hold_out(
 
 
 def trained_on(entry: Path) -> KeptWindows | None:
-    """Return the windows of all prepared training text, to be kept with a model; None if there are too many."""
+    """Return the windows of all prepared training text, to be kept with a model; None if more than MOST_KEPT."""
     length = (entry / "train-windows.bin").stat().st_size // WINDOW_BYTES
-    return to_keep(np.concatenate([*_parts(entry / "train-windows.bin", length)])) if length <= MOST_KEPT else None
+    parts = _parts(entry / "train-windows.bin", length)
+    return to_keep(np.concatenate([np.zeros(0, np.uint64), *parts])) if length <= MOST_KEPT else None
 
 
 def stored_windows(entry: Path) -> Iterator[Windows]:
@@ -105,7 +107,7 @@ def stored_windows(entry: Path) -> Iterator[Windows]:
 
 
 def grouped(documents: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return the documents, or MOST_GROUPS groups of neighbours of nearly equal size."""
+    """Return names and tokens of the documents, or of MOST_GROUPS groups of nearly as many neighbours each."""
     if len(documents) <= MOST_GROUPS:
         return tuple(documents)
     ends = [group * len(documents) // MOST_GROUPS for group in range(MOST_GROUPS + 1)]
@@ -139,7 +141,7 @@ def to_keep(windows: Windows) -> KeptWindows:
 
 
 def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWindows | None) -> NDArray[np.bool_]:
-    """Whether each window occurs in the training text of candidates, given in parts, or of their parent."""
+    """Return whether each window occurs in the training text of candidates, given in parts, or of their parent."""
     wanted, places = np.unique(windows, return_inverse=True)
     repeats = np.zeros(len(wanted), dtype=bool)
     if of_parent is not None:
@@ -151,7 +153,7 @@ def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWin
 
 
 def kept_documents(num_windows: NDArray[np.int64], num_repeated: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each document is used for validation, from its numbers of windows and of repeated ones."""
+    """Return whether each document is used for validation, from its numbers of windows and of repeated ones."""
     shares = num_repeated / np.maximum(num_windows, 1)
     kept: NDArray[np.bool_] = shares <= MOST_OF_A_DOCUMENT
     for document in np.argsort(-shares, kind="stable"):

@@ -63,7 +63,7 @@ class Listing(NamedTuple):
 
 
 def stdlib_source() -> DocumentSource:
-    """Return the standard library of the running Python."""
+    """Return the standard library of the running Python as a source of documents."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted((path.relative_to(folder).as_posix(), path) for path in stdlib_files(folder))
     listing, _ = _listed(folder, paths, None)
@@ -74,7 +74,7 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
     """Return every text and table in a folder, split by hash, without the card of a data set.
 
     If names state a train split, a test split is left out, and a validation split is used as such. If all texts would
-    be in one split, the end of each is held out instead. With `whole_files`, names state nothing and no file is cut.
+    be in one split, the end of each is held out instead. With `whole_files`, names are ignored and no file is cut.
     Raises UserError if there is no text.
     """
     listing = listed(folder, None, by_name=not whole_files, has_card=True)
@@ -95,7 +95,7 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
 
 
 def file_source(name: str, path: Path) -> DocumentSource:
-    """Return one text, whose end is held out, or the rows of one file, split by hash."""
+    """Return one text, whose end is held out, or the rows of one file, split by hash; raise UserError if unreadable."""
     if kind_of(path) in ROW_READERS:
         file = File(path.stat().st_size, partial(_documents, path, path.name, None))
         return _source(name, Listing([file], [path.suffix, digest(path)]))
@@ -178,7 +178,7 @@ def file_stream(files: Sequence[File], split: Split | None) -> Stream:
 
 
 def digest(path: Path) -> str:
-    """Return the hexadecimal SHA-256 of a file that may not fit in memory."""
+    """Return the hexadecimal SHA-256 of a file that may not fit in memory. Raises UserError if it cannot be read."""
     try:
         with open_file(path, MOST_ROWS) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -230,7 +230,7 @@ def _listed(
 
 
 def stdlib_files(folder: Path) -> Iterator[Path]:
-    """Yield files of the standard library, without entering excluded folders such as site-packages."""
+    """Yield Python files of the standard library, without entering excluded folders such as site-packages."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in STDLIB_EXCLUDED]
         yield from (
@@ -247,7 +247,7 @@ def _documents(path: Path, relative: str, split: Split | None) -> Iterator[Docum
 
 
 def _cut_file(path: Path, relative: str) -> File:
-    """Return a text whose end validates: VALIDATION_SHARE of its lines, or of its words if it has too few lines."""
+    """Return a text whose end validates: VALIDATION_SHARE of its lines, or of its characters if it has few lines."""
 
     def documents() -> Iterator[Document]:
         text = _decoded(path)
@@ -310,7 +310,10 @@ def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, s
 
 
 def splits_by_name(names: Iterable[str]) -> dict[str, str]:
-    """Return the split that each file's name states, or its nearest folder's; empty if none states train."""
+    """Return by file the split (train, validation or test) that its name, or else its nearest folder's, states.
+
+    Files without a stated split are left out; the result is empty if none states train.
+    """
     stated: dict[str, str] = {}
     for name in names:
         for part in PurePosixPath(name.lower()).parts:  # the last one counts that states a split

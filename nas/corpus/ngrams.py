@@ -44,7 +44,7 @@ COUNTED_TOKENS = 1 << 24  # most training tokens that are counted: takes 1.5 GB 
 
 
 def require_losses(of: str, *losses: float | None) -> None:
-    """Raise UserError for a loss, in nats per token, that has no perplexity."""
+    """Raise UserError for a loss outside 0 to MOST_LOSS nats per token; None passes. of: the model, in the message."""
     for loss in losses:
         if loss is not None and not -0.01 <= loss <= MOST_LOSS:  # rounding may make 0 negative
             raise UserError(f"the loss of {of} must be from 0 to {MOST_LOSS:g} nats per token, but got {loss!r:.80}.")
@@ -157,8 +157,8 @@ def ngram_baseline(
 ) -> NgramBaseline:
     """Return the n-gram baseline of candidates trained and validated in sequences of seq_len tokens.
 
-    It is of text alone, without the token that begins a text, and cached with the corpus. A model that has learned
-    something from its context is below the trigram. The hypervolume's reference is another unigram model,
+    It is computed without the token that begins a text, and cached with the corpus. A model that learned from long
+    contexts has a lower loss than the trigram. The hypervolume's reference is another unigram model,
     `Corpus.unigram_loss`, of the whole training split.
 
     Args:

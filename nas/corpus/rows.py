@@ -30,7 +30,7 @@ def kind_of(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path, most: int = MOST_ROWS) -> Iterator[IO[bytes]]:
-    """Open a file for its bytes, which are decompressed as they are read. Raises UserError if it cannot be read."""
+    """Open a file, decompressed as it is read. Raises UserError if it cannot be read or has more than `most` bytes."""
     try:
         file: IO[bytes] = open_file(path, most)
         if path.suffix.lower() in OPENERS:
@@ -68,10 +68,10 @@ def json_texts(path: Path) -> Iterator[str]:
 
     Raises UserError, naming file and row, as `jsonl_texts`, or if the file is too large to be read as a whole.
     """
-    if path.stat().st_size > MOST_JSON_BYTES:
-        raise UserError(f"{path} must be at most 1 GiB to be read as one JSON document; write it as .jsonl.")
     with opened(path) as file:
-        raw = file.read()
+        raw = file.read(MOST_JSON_BYTES + 1)
+    if len(raw) > MOST_JSON_BYTES:
+        raise UserError(f"{path} must be at most 1 GiB to be read as one JSON document; write it as .jsonl.")
     try:
         rows = _parsed(raw, path, "")
     except UserError:

@@ -47,14 +47,17 @@ A_COPY = 0.5  # share of repeated windows above which a document counts as the s
 
 
 class SecondSource(NamedTuple):
-    """The documents of a second corpus. fingerprint: a hash of all of them."""
+    """The documents of a second corpus. fingerprint: a hash of the whole source that they are from."""
 
     fingerprint: str
     documents: list[Document]
 
 
 def second_source(data: str) -> SecondSource:
-    """Return the documents of `dependencies`, or the first ones of a source named as in `--data`."""
+    """Return the documents of `dependencies`, or the first READ_CHARACTERS of a source named as in `--data`.
+
+    Raises UserError as `open_source` does.
+    """
     if data != DEPENDENCIES:
         source = open_source(data, whole_files=True)
         first, num_characters = list[Document](), 0
@@ -75,8 +78,8 @@ def second_source(data: str) -> SecondSource:
 def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: KeptWindows | None) -> Corpus:
     """Return the corpus `first` with another source as its validation split.
 
-    of_parent: as in `nas.corpus.corpus.prepare`. Raises UserError if a file is in both corpora, unless the source is
-        `dependencies`.
+    Documents that repeat text of `first` or of the parent are excluded. of_parent: as in `nas.corpus.corpus.prepare`.
+    Raises UserError if more than half of a document is repeated, unless the source is `dependencies`.
     """
     parent = b"" if of_parent is None else of_parent.tobytes()
     key = hashlib.sha256(json.dumps([1, first.fingerprint, source.fingerprint]).encode() + parent).hexdigest()[:16]
@@ -85,7 +88,8 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
         held_out = decode(HeldOut, read_json(entry / "held-out.json"), str(entry))
         return _beside(first, data, key, entry, held_out)
     windows = [window_hashes(document.text) for document in source.documents]
-    repeats = repeated(np.concatenate(windows), stored_windows(Path(first.folder)), of_parent)
+    all_windows = np.concatenate([np.zeros(0, np.uint64), *windows])
+    repeats = repeated(all_windows, stored_windows(Path(first.folder)), of_parent)
     ends = np.cumsum([len(hashes) for hashes in windows])
     shares = [float(part.mean()) if len(part) else 0.0 for part in np.split(repeats, ends[:-1])]
     copies = [document.name for document, share in zip(source.documents, shares, strict=True) if share > A_COPY]
@@ -125,8 +129,9 @@ def _beside(first: Corpus, data: str, key: str, entry: Path, held_out: HeldOut) 
 
 
 def package_files(package: str) -> Iterator[tuple[str, Path]]:
-    """Yield names and paths of a package's Python files, without tests and vendored code, in the order of the names'
-    hashes. Yields none if the package is not installed.
+    """Yield names and paths of a package's Python files, in the order of the names' hashes; none if not installed.
+
+    Tests and vendored code are left out.
     """
     try:
         files = distribution(package).files or []

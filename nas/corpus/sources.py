@@ -34,9 +34,8 @@ class PaperCorpus:
     """A corpus of the papers.
 
     hub: its repositories train, validation and tokenizer on the hub; None if it cannot be downloaded, with the reason
-        in `withdrawn`. vocab_size: its tokenizer's. end_of_text: the
-        token after a document. tokenizer_file: in a local copy, next to train and validation texts. chunked: whether
-        sequences are cut within each document, and tails dropped.
+        in `withdrawn`. vocab_size: its tokenizer's. end_of_text: the token after a document. tokenizer_file: name in a
+        local copy. chunked: whether sequences are cut within each document, and tails dropped.
     """
 
     hub: dict[str, str] | None
@@ -156,7 +155,7 @@ def _paper_source(
 
 
 class Repository(NamedTuple):
-    """A repository on the hub: its owner and name, its commit, and advice (`remedy`) if it cannot be read."""
+    """A repository on the hub, or a folder: name, commit (`local` for a folder), and advice if it cannot be read."""
 
     name: str
     revision: str
@@ -182,9 +181,9 @@ def reach(name: str, kind: str, remedy: str) -> Repository:
 
 
 def hub_stream(repository: Repository, field: str, split: Split) -> Stream:
-    """Stream the texts in a column of a dataset, downloaded as they are read; positions are states of the dataset.
+    """Stream the texts in a column (`field`) of a dataset's split `train`, downloaded as they are read, as `split`.
 
-    Reading raises UserError if the hub becomes unreachable or there is no such column.
+    Positions are states of the dataset. Reading raises UserError if the hub cannot be reached or lacks the column.
     """
 
     def batches(position: Any) -> Generator[Batch, None, None]:

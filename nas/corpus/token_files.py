@@ -53,7 +53,7 @@ class PreparationProgress:
 
 
 def level_of(tokens: int) -> int:
-    """Return how many training tokens to prepare for a run on `tokens`."""
+    """Return the training tokens to prepare for a run on `tokens`: LEVEL_TOKENS, doubled until it is enough."""
     level = LEVEL_TOKENS
     while level < tokens:
         level *= 2
@@ -63,7 +63,9 @@ def level_of(tokens: int) -> int:
 def extend(
     folder: Path, source: DocumentSource, encoder: Encoder, progress: PreparationProgress, level: int
 ) -> PreparationProgress:
-    """Tokenise until there are `level` training tokens or no more documents, and log the progress.
+    """Tokenise until there are `level` training tokens or no more documents, log the progress, and return it.
+
+    A separate validation stream is read to VALIDATION_TOKENS. progress: as read from the folder.
 
     Raises UserError if a document cannot be read or a split is empty, OSError if the disk is full; recorded progress is
     kept.
@@ -100,7 +102,10 @@ def _bytes(progress: PreparationProgress, itemsize: int) -> dict[str, int]:
 
 
 def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> PreparationProgress:
-    """Read the progress in a folder. Raises UserError if it is damaged, or the files are shorter than it says."""
+    """Read the progress in a folder; that of a new preparation if a file is missing.
+
+    itemsize: bytes of a token. Raises UserError if it is damaged, or the files are shorter than it says.
+    """
     path = folder / PROGRESS_FILE
     try:
         progress = PreparationProgress(**json.loads(path.read_text(encoding="utf-8")))

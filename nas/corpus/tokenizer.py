@@ -37,7 +37,7 @@ class BeginOfText:
     id: int
 
     def set_in(self, sequences: NDArray[Any]) -> None:
-        """Replace the first token of sequences, which is no target, so that they keep their length and targets."""
+        """Set the first token of each sequence in place; it is no target, so length and targets stay the same."""
         sequences[:, 0] = self.id
 
 
@@ -45,11 +45,11 @@ class BeginOfText:
 class Encoder:
     """Converts texts to token ids.
 
-    name: includes a digest of the tokenizer. vocab_size: its largest id + 1. begin: the token before a text, if the
-        tokenizer adds one, which documents are stored without. end: id of the end of text. ends: that and others that
-        end an answer, such as the end of a turn. after: ids after every document. seq_len: None, or the length of the
-        sequences into which each document is cut without its tail; each has its next token, seq_len + 1 ids in all, and
-        no end.
+    name: includes a digest of the tokenizer. vocab_size: its largest id + 1, or the model's vocab_size if that is less.
+        begin: the token before a text, if the tokenizer adds one; documents are stored without it. end: id of the end
+        of text. ends: that and others that end an answer, such as the end of a turn. after: ids after every document.
+        seq_len: None, or the length of the sequences into which each document is cut, without its tail and without
+        `after`; each is stored with its next token, as seq_len + 1 ids.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Encoder:
         return id_type(self.vocab_size)
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger[Any]]]:
-        """Return the token ids of each document. Raises UserError for a token beyond the vocabulary."""
+        """Return the token ids of each document, as stored. Raises UserError for a token beyond the vocabulary."""
         pieces = [_pieces(text) for text in documents]
         with tokenizing(f"the tokenizer {self.name}"):
             encodings = iter(
@@ -97,9 +97,11 @@ class Encoder:
 
 
 def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | None) -> Encoder:
-    """Build an encoder. Raises UserError if the tokenizer is damaged, too large or lacks the end of text.
+    """Build an encoder.
 
-    vocab_size: the model's, or None. Added tokens may lie beyond it, as in Gemma 3, but no text may have them.
+    vocab_size: the model's, or None. Added tokens may lie beyond it, as in Gemma 3, but no text may have them. seq_len:
+        as in Encoder. Raises UserError if the tokenizer is damaged, larger than `vocab_size`, lacks the end of text, or
+        begins a text with more than one token.
     """
     tokenizer = read_foreign_tokenizer(given.json, f"the tokenizer of {given.name}")
     tokenizer.no_truncation()  # saved if a call with `max_length` came before save_pretrained
@@ -213,7 +215,7 @@ def write_tokenizer(folder: Path, json_text: str, end_of_text: str, files: Itera
 
 
 def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
-    """Read the tokenizer in a folder; without a configuration, its end of text is END_OF_TEXT.
+    """Read the tokenizer in a folder, under this name; without a configuration, its end of text is END_OF_TEXT.
 
     Raises UserError if a file cannot be read or the configuration is damaged.
     """
@@ -232,7 +234,10 @@ def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
 
 
 def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:
-    """Train byte-level BPE on the train split and return its JSON. Source: Radford et al. 2019, GPT-2, section 2.2."""
+    """Train byte-level BPE on the first TOKENIZER_BYTES of the train split and return its tokenizer.json.
+
+    Source: Radford et al. 2019, GPT-2, section 2.2.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -44,7 +44,7 @@ class Judged(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What is evaluated. requests: one for each choice of each item of a task; None for an item that does not fit."""
+    """What is evaluated. requests: by task and item, one for each choice; None for an item that does not fit."""
 
     parent: Judged
     model: Judged
@@ -152,7 +152,7 @@ def evaluate(
 def _asked(
     parent: Judged, model: Judged, documents: dict[str, list[Document]], tasks: list[Task], text_tokens: int
 ) -> Asked:
-    """Return texts and tasks in tokens. Raises UserError if the tokenizers differ, or nothing of one fits."""
+    """Return texts and tasks in tokens. Raises UserError if tokenizers differ, or nothing of a text or task fits."""
     probes = [document.text for some in documents.values() for document in some]
     probes += [
         context + continuation for task in tasks for item in task.items for context, continuation in item.choices
@@ -254,7 +254,7 @@ def _evaluated(asked: Asked, parts: Parts) -> list[str]:
 def _answers(
     model: Judged, requests: Sequence[Sequence[Request] | None], on_done: Callable[[int], None]
 ) -> list[Answers | None]:
-    """Return log-likelihood, number of tokens and greediness of each choice; None for an item that does not fit."""
+    """Return log-likelihood, greediness and number of tokens of each choice; None for an item that does not fit."""
     scores = iter(likelihoods(model.decoder, [each for some in requests if some for each in some], on_done))
     return [
         None if some is None else [(*next(scores), len(request.continuation)) for request in some] for some in requests

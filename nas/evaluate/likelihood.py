@@ -1,8 +1,8 @@
-"""Log-likelihoods of continuations of contexts, in tokens as lm-evaluation-harness cuts them.
+"""Log-likelihoods of continuations of contexts, tokenised as in lm-evaluation-harness.
 
-Context and continuation are tokenised together, and the continuation is what the context alone does not have; spaces at
-the end of a context go to the continuation. Both begin with the token that begins a text, by the tokenizer's own rule.
-A context that several continuations share is run once.
+Context and continuation are tokenised together, and tokens after those of the context alone are the continuation's;
+spaces at the end of a context go to the continuation. A context begins with the token that begins a text, if the
+tokenizer adds one. A context that several continuations share is run once.
 """
 
 from collections import defaultdict
@@ -43,8 +43,8 @@ class Likelihood(NamedTuple):
 def request_of(encoder: Encoder, context: str, continuation: str, most_tokens: int) -> Request | None:
     """Return a request that fits a model's context; None if the continuation alone is too long or adds no token.
 
-    If context and continuation are too long together, the context loses its beginning. Without a context, the token
-    that ends a document takes its place.
+    most_tokens: the model's context. If context and continuation are too long together, the context loses its
+    beginning. Without a context, the token that begins a text takes its place, or else the one that ends a document.
     """
     kept = context.rstrip()
     before = encoder.encode_prompt(kept) or [encoder.end]
@@ -93,7 +93,7 @@ class Branch(NamedTuple):
 
 
 def _batches(model: Decoder, requests: Sequence[Request]) -> Iterator[tuple[Tensor, list[Branch]]]:
-    """Yield sequences of equal lengths, batch x T, with what continues them."""
+    """Yield sequences of equal lengths, batch x T, with the branches that continue them."""
     by_context: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, request in enumerate(requests):
         by_context[request.context].append(index)

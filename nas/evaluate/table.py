@@ -38,7 +38,7 @@ def sums_of(units: ArrayLike) -> Sums:
 
 
 def interval(values: Numbers) -> tuple[float, float]:
-    """Return percentiles of a number over bootstrap samples; an undefined value counts as the largest."""
+    """Return the 2.5th and 97.5th percentiles over bootstrap samples of a number; NaN counts as the largest."""
     low, high = np.percentile(np.nan_to_num(values, nan=np.inf), [2.5, 97.5], method="nearest")
     return float(low), float(high)
 

@@ -31,7 +31,7 @@ GREEDY = "logits_per_byte"  # the metric of tasks with a single continuation, wh
 
 
 class Metric(NamedTuple):
-    """How a choice is made, in words; `divisor` of its log-likelihood, by the continuation and its number of tokens."""
+    """How a choice is made: in words, and the divisor of its log-likelihood, from continuation and number of tokens."""
 
     words: str
     divisor: Callable[[str, int], int]
@@ -87,11 +87,11 @@ class Form:
 def read_tasks(folder: str, only: Sequence[str], most_items: int) -> tuple[list[Task], list[str]]:
     """Return the tasks below a folder, and the names of those that are not judged by accuracy.
 
-    only: names, such as `piqa` or `piqa/rc_5shot`, or patterns like `*/rc_5shot`; without a form, and if empty, of each
-        task the form with the fewest examples. most_items: most items of a task; a larger task is sampled, equally for
-        all models.
+    only: names, such as `piqa` or `piqa/rc_5shot`, or patterns like `*/rc_5shot`; empty for all tasks. A name without a
+        form, and an empty `only`, choose the form with the fewest examples of each task. most_items: most items of a
+        task; a larger task is sampled, equally for all models.
 
-    Raises UserError for a folder or name without a task, or a file of another format.
+    Raises UserError for a folder or name without a task that METRICS can judge, or a file of another format.
     """
     root = Path(folder)
     if not root.is_dir():

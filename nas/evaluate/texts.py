@@ -20,7 +20,7 @@ LONGEST_CYCLE = 16  # tokens; shorter ones, such as a line or a word, repeat mor
 
 
 class Text(NamedTuple):
-    """A text as windows of tokens; the first token of a window is not predicted. documents: the document of each."""
+    """A text as windows of tokens; the first token of a window is not predicted. documents: by window, its document."""
 
     name: str
     windows: tuple[tuple[int, ...], ...]
@@ -36,9 +36,10 @@ class Text(NamedTuple):
 
 
 def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, context: int, most_tokens: int) -> Text:
-    """Return windows of documents, of about `most_tokens` in all: first one of each document, then the second.
+    """Return windows of documents, of about `most_tokens` in all: the first of each document, then the second, and on.
 
-    Raises UserError if no document has two tokens.
+    context: the models'; a window predicts at most so many tokens, and at most LONGEST. Raises UserError if no document
+    has two tokens.
     """
     length, windows = min(LONGEST, context), list[tuple[int, int, tuple[int, ...]]]()
     order = np.random.default_rng(0).permutation(len(documents))  # of many documents some are read, of any part
@@ -61,7 +62,7 @@ def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, conte
 class Compared(NamedTuple):
     """Sums over the predicted tokens of a document, in nats.
 
-    agreements: number of tokens at which both models have the same most likely token.
+    divergence: KL(parent || model). agreements: number of tokens at which both models have the same most likely token.
     """
 
     num_tokens: int
@@ -75,7 +76,7 @@ class Compared(NamedTuple):
 def compared(
     model: Decoder, parent: Decoder, text: Text, on_done: Callable[[int], None] = lambda done: None
 ) -> list[Compared]:
-    """Return the comparison of each document. on_done: called with the number of windows that are done."""
+    """Return the comparison of each document, in order. on_done: called with the number of windows that are done."""
     sums: dict[int, Any] = {}
     order, done = sorted(range(len(text.windows)), key=lambda index: -len(text.windows[index])), 0
     while order:
@@ -126,9 +127,9 @@ def written(
     ends: Collection[int],
     on_done: Callable[[int], None] = lambda done: None,
 ) -> list[list[int]]:
-    """Return greedy continuations of prompts of one length, each until a token of `ends`, which is left out.
+    """Return greedy continuations of prompts of one length: `num_new` tokens, or those before a token of `ends`.
 
-    on_done: called with the number of tokens of each.
+    on_done: called after each step with the number of tokens generated per prompt.
     """
     tokens = torch.tensor(prompts)
     past = Past()
@@ -141,9 +142,9 @@ def written(
 
 
 def collapses(tokens: Sequence[int]) -> bool:
-    """Whether a continuation ends in repetition: its last TAIL tokens equal those a few places earlier.
+    """Whether a continuation ends in repetition: each of its last TAIL tokens equals the one p places earlier.
 
-    A few is 1 to LONGEST_CYCLE, so the last TAIL tokens repeat what is before them at least twice.
+    p is some number from 1 to LONGEST_CYCLE, so the p tokens before the last TAIL are repeated at least twice.
     """
     return any(
         len(tokens) >= TAIL + cycle and tokens[-TAIL:] == tokens[-TAIL - cycle : -cycle]

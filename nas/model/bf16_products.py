@@ -1,8 +1,8 @@
 """Matrix products with factors in bf16, which matrix units multiply several times as fast as fp32.
 
 Activations and their gradients are rounded to bf16; parameters, their gradients, logits, sums and losses are in fp32.
-On a CPU the units are Intel's AMX. torch has products of bf16 with a result in fp32 on CUDA alone; on x86 it contains
-MKL, which has them.
+On a CPU the matrix units are Intel's AMX. torch itself offers bf16 products with fp32 results on CUDA only; its builds
+for x86 contain MKL, which offers them on a CPU.
 """
 
 import ctypes
@@ -25,13 +25,16 @@ _INT, _FLOAT, _MATRIX = ctypes.c_int, ctypes.c_float, (ctypes.c_void_p, ctypes.c
 
 
 def has_matrix_units() -> bool:
-    """Whether this CPU multiplies bf16 in matrix units, by torch's own check, and MKL uses them."""
+    """Whether this CPU has matrix units for bf16 (AMX, by torch's check), and torch contains MKL, which uses them."""
     return torch.cpu._is_amx_tile_supported() and _mkl() is not None
 
 
 @contextmanager
 def bf16_products(device_type: str, *, enabled: bool = True) -> Iterator[None]:
-    """Round the factors of products to bf16, as autocast does; on a CPU weights are rounded once after each change."""
+    """Round the factors of products in the body to bf16, by autocast; `enabled=False` turns autocast off instead.
+
+    On a CPU a linear's weight is rounded only once after each change of it.
+    """
     with (
         torch.autocast(device_type, dtype=torch.bfloat16, enabled=enabled),
         _RoundedWeights() if enabled and device_type == "cpu" else nullcontext(),
@@ -40,7 +43,7 @@ def bf16_products(device_type: str, *, enabled: bool = True) -> Iterator[None]:
 
 
 def rounded(weight: Tensor) -> Tensor:
-    """Return a weight in bf16, converted once after each change of it. Gradients go to the weight, in its precision."""
+    """Return a weight in bf16; a parameter's copy is cached until it changes. Gradients have the weight's dtype."""
     if not isinstance(weight, nn.Parameter) or isinstance(weight, FakeTensor):
         return weight.bfloat16()
     version = weight.data_ptr(), weight._version
@@ -64,7 +67,7 @@ class _Rounded(torch.autograd.Function):
 
 
 class _RoundedWeights(TorchFunctionMode):
-    """Lets linears read the copies of their weights; autocast would convert a weight in each part of a step."""
+    """Makes linears under autocast use the cached bf16 copies of their weights, which autocast converts repeatedly."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is functional.linear and not kwargs and torch.is_autocast_enabled("cpu"):
@@ -74,7 +77,7 @@ class _RoundedWeights(TorchFunctionMode):
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return a matrix product in fp32 (or fp64); sums in half precision would make gradients wrong by percents."""
+    """Return left @ right, each in bf16, fp32 or fp64, in at least fp32; bf16 sums make gradients wrong by percents."""
     if left.dtype in (torch.float32, torch.float64):
         return left @ right
     if left.is_cuda:
@@ -84,7 +87,7 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a matrix product to a total, in the total's precision."""
+    """Add left @ right to `total` in place, in its precision."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     elif total.is_cuda:
@@ -106,7 +109,7 @@ def _multiply(total: Tensor, left: Tensor, right: Tensor, kept: float) -> Tensor
 
 
 def wide_linear(source: Tensor, weight: Tensor) -> Tensor:
-    """Return source @ weight.T, with factors rounded and results in fp32, without gradients. source: ... x features."""
+    """Return source @ weight.T in fp32, with factors rounded to bf16, without gradients. source: ... x features."""
     rows = wide_product(source.flatten(0, -2).bfloat16(), rounded(weight).T)
     return rows.view(*source.shape[:-1], len(weight))
 

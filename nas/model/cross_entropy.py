@@ -1,4 +1,4 @@
-"""Cross-entropy of a vocabulary projection; many logits are computed for a chunk of rows at a time.
+"""Cross-entropy of a vocabulary projection; many logits are not stored at once, but computed in chunks of rows.
 
 The loss and both gradients of a chunk are computed together, while its logits are in the cache. On CUDA the table is
 padded to a multiple of 128 rows, since other products miss the fast matrix units; the logits of the added rows are
@@ -27,7 +27,7 @@ LEAST_LEFT = 1e-6  # least probability of all other tokens, which rounding may m
 # Maps the logits of a chunk, and data about its rows, to sums over the rows, and to the gradient of the first sum with
 # respect to the logits, which may overwrite them.
 RowLosses: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
-Known: TypeAlias = Callable[[slice], tuple[Tensor, ...]]
+Known: TypeAlias = Callable[[slice], tuple[Tensor, ...]]  # returns the data about a slice of rows
 Runner: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # `losses_of_chunk`, or compiled code of it
 
 
@@ -52,10 +52,10 @@ def losses_of_chunk(
     num_rows: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return sums over a chunk's rows, in fp64, and the gradient of the first / num_rows with respect to the logits.
+    """Return the sums of a chunk's losses over its rows, fp64, and the gradient of the first sum / num_rows, in dtype.
 
-    logits: before their cap, rows x padded vocabulary; they are overwritten. known: further arguments of `losses`.
-    The gradient has the shape of logits, in dtype.
+    logits: before their cap, rows x padded vocabulary; they are overwritten. The gradient is with respect to them, and
+        has their shape. known: further arguments of `losses`. num_rows: number of rows in all chunks.
     """
     if torch.compiler.is_compiling():
         logits = logits.clone()  # compiled code omits this, together with writing to the argument
@@ -71,10 +71,10 @@ def losses_of_chunk(
 def projected_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None, run: Runner = losses_of_chunk
 ) -> Tensor:
-    """Return the mean of -ln softmax(hidden @ weight.T)[target] over rows, in nats; in fp32, or fp64 for fp64 inputs.
+    """Return the mean of -ln softmax(hidden @ weight.T)[target] over rows, in nats, fp32 (fp64 for chunks of fp64).
 
-    hidden: rows x d_model. weight: vocab x d_model. targets: rows, int64. cap: logit cap.
-    Under autocast the products are in its dtype.
+    hidden: rows x d_model. weight: vocab x d_model. targets: rows, int64. cap: logits x become cap * tanh(x / cap);
+        None for no cap. run: `losses_of_chunk`, or compiled code of it. Autocast rounds the factors of the products.
     """
     if _in_one_piece(hidden, weight):  # torch's own is as fast here
         return functional.cross_entropy(_logits(hidden, padded(weight), len(weight), cap), targets)
@@ -82,7 +82,7 @@ def projected_cross_entropy(
 
 
 def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
-    """Return -ln softmax(hidden @ weight.T)[target] of each row, in nats; `projected_cross_entropy` is their mean."""
+    """Return what `projected_cross_entropy` averages: -ln softmax(hidden @ weight.T)[target] of each row, in nats."""
     table, size = padded(weight), len(weight)
     losses = partial(functional.cross_entropy, reduction="none")
     chunks = _chunks(hidden, weight)
@@ -99,9 +99,10 @@ def distilled(
     cap: float | None = None,
     run: Runner = losses_of_chunk,
 ) -> Distilled:
-    """Return cross-entropy, as `projected_cross_entropy`, and divergence from p, which has weight `share` in the loss.
+    """Return the losses of learning from p, another model's predictions; KL(p || model) has weight `share`.
 
-    likely, log_probabilities: rows x n, the most likely tokens under p; all other tokens are counted as one.
+    likely, log_probabilities: rows x n, the most likely tokens under p; all other tokens are counted as one. Other
+        arguments: as in `projected_cross_entropy`; the cross-entropy has weight 1 - share.
     Source: Hinton et al. 2015, arXiv 1503.02531, at temperature 1.
     """
     left = (1 - log_probabilities.exp().sum(dim=1, keepdim=True)).clamp(min=LEAST_LEFT)
@@ -127,7 +128,7 @@ def padded(weight: Tensor) -> Tensor:
 
 
 def _logits(hidden: Tensor, table: Tensor, vocab_size: int, cap: float | None) -> Tensor:
-    """Return the logits of the true vocabulary in fp32, rows x vocab. table: padded."""
+    """Return the capped logits of the true vocabulary in fp32, rows x vocab. table: the weight, padded."""
     logits = functional.linear(hidden, table)
     return capped((logits if len(table) == vocab_size else logits[:, :vocab_size]).float(), cap)
 
@@ -188,7 +189,7 @@ def _divergence(
 
 
 def _full_divergence(logits: Tensor, targets: Tensor, parent_logits: Tensor, *, share: float) -> tuple[Tensor, Tensor]:
-    """d KL / d logit_j is q_j - p_j, with q of the model. Columns of `logits` beyond p's are minus infinity."""
+    """Return sums and gradient of `fully_distilled`; d KL / d logit_j is q_j - p_j. Logits beyond p's are -infinity."""
     picked, log_p = targets.unsqueeze(1), parent_logits.to(logits.dtype).log_softmax(dim=1)
     lse = logits.logsumexp(dim=1, keepdim=True)
     cross_entropy = (lse - logits.gather(1, picked)).sum()
@@ -204,9 +205,7 @@ def _in_one_piece(hidden: Tensor, weight: Tensor) -> bool:
     """Whether to compute all logits at once. On a GPU chunks are faster, even a single one, as they are compiled."""
     # autocast would round logits, which chunks do not
     is_small = len(hidden) * len(weight) <= CHUNK_SIZE["cpu"]
-    return (
-        hidden.device.type == "cpu" and is_small and not torch.is_autocast_enabled("cpu")
-    )  # chunks do not round logits
+    return hidden.device.type == "cpu" and is_small and not torch.is_autocast_enabled("cpu")
 
 
 def _projected(
@@ -253,6 +252,6 @@ class _Projected(torch.autograd.Function):
 
 def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
     num_rows = max(LEAST_ROWS, CHUNK_SIZE[hidden.device.type] // len(weight))
-    if hidden.is_cuda:  # chunks of one size, of a usual batch, so that their losses are compiled once
+    if hidden.is_cuda:  # a power of two: chunks of a usual batch are equal, so that their losses are compiled once
         num_rows = 1 << (num_rows.bit_length() - 1)
     return [slice(start, start + num_rows) for start in range(0, len(hidden), num_rows)]

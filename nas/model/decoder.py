@@ -31,9 +31,9 @@ LayerFunction: TypeAlias = Callable[[nn.Module, Tensor, bool], Any]
 
 
 class Prediction(NamedTuple):
-    """Logits, batch x T x vocab, and, if wanted, entropies of each layer in nats, batch x heads x T, one per row.
+    """Logits, batch x T x vocab, and, if wanted, each layer's attention entropies in nats, batch x heads x T.
 
-    A layer without attention has 0 heads.
+    There is one entropy per query. A layer without attention has 0 heads.
     """
 
     logits: Tensor
@@ -56,7 +56,7 @@ TRAINED = Parts(causal_attention, FrozenNorm, TrainedTemperature)
 
 
 class Decoder(PlainDecoder):
-    """A decoder-only language model. Raises UserError if its block would rotate an odd number of features."""
+    """A decoder-only language model. Raises UserError if rotary positions do not fit its heads (`rotary_dim`)."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__(**settings_of(architecture), parts=TRAINED)
@@ -65,7 +65,7 @@ class Decoder(PlainDecoder):
         self.layer_function: LayerFunction = nn.Module.__call__  # calls layers in training; may be compiled
 
     def forward(self, tokens: Tensor, *, with_entropies: bool = True) -> Prediction:
-        """Return logits and entropies. tokens: batch x T. Without entropies attention is faster.
+        """Return logits and entropies. tokens: batch x T, int64. Without entropies attention is faster.
 
         Raises UserError if T is above the architecture's context.
         """
@@ -81,9 +81,10 @@ class Decoder(PlainDecoder):
     def features(
         self, tokens: Tensor, *, with_entropies: bool, hidden_states: list[Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Return the input of the vocabulary projection, batch x T x d_model, and the entropies; else as `forward`.
+        """Return the input of the vocabulary projection, batch x T x d_model, and the entropies of `Prediction`.
 
-        hidden_states: a list that gets the input of each layer and the output of the last.
+        tokens, errors: as in `forward`. hidden_states: a list to which the input of each layer and the output of the
+            last are appended.
         """
         stream = self.embedded(tokens)  # batch x T x d_model
         passed, entropies = [stream], []
@@ -116,7 +117,7 @@ def _recomputed(layer: nn.Module, stream: Tensor, with_entropy: bool) -> Any:
 
 @contextmanager
 def _observed(layer: nn.Module) -> Iterator[None]:
-    """Run a layer in evaluation mode, since norms that are not frozen yet have recorded this stream already."""
+    """Keep a layer in evaluation mode during the body: its norms have recorded this stream's deviations already."""
     was_training = layer.training
     layer.eval()
     try:
@@ -134,15 +135,17 @@ def build(
 ) -> Decoder:
     """Return a decoder with seeded weights: N(0, s) for linears, 0 for biases, 1 for gains.
 
-    s is GPT-2's 0.02 at width 768 and proportional to 1 / sqrt(width), so that signals are as strong in a narrow proxy
-    as in the model it stands for; linears that write to the residual stream have s / sqrt(2 x layers). The standard
-    deviation of embedding tables is proportional to 1 / width: at width 96, layers with nonlinearities then train
-    faster and linear ones slower, which brings their order nearer to the papers' (see the proxy scale in
-    `nas.recipe.recipe`). In a shaped block, queries start at 0, layer 0's values at the identity plus N(0, s), and the
-    last linear of an FFN without a learned scale at 0.1 times N(0, s).
+    The standard deviation s is GPT-2's 0.02 at width 768 and proportional to 1 / sqrt(width), so that signals are as
+    strong in a narrow proxy as in the model it stands for; linears that write to the residual stream have s / sqrt(2 x
+    layers), and queries of eighth powers are multiplied by `query_scale`. The standard deviation of embedding tables is
+    proportional to 1 / width, up to 0.16: at width 96, layers with nonlinearities then train faster and linear ones
+    slower, which brings their order nearer to the papers' (see the proxy scale in `nas.recipe.recipe`). In a shaped
+    block, queries start at 0, layer 0's values at the identity plus N(0, s), and the last linear of an FFN without a
+    learned scale at 0.1 times N(0, s).
 
-    slopes: with `global`, all leaky ReLUs share one learned slope. Raises UserError for a shaped block with ReLU
-    instead of softmax, which has no gradient at queries of 0.
+    temperature_init: initial softmax temperature. slopes: with `global`, all leaky ReLUs share one learned slope.
+    Raises UserError as `Decoder` does, and for a shaped block with ReLU instead of softmax, which has no gradient at
+    queries of 0.
     """
     forms = {softmax_form(architecture, layer) for layer in architecture.layers}
     if architecture.block_facts.is_shaped and "relu" in forms:
@@ -180,7 +183,7 @@ def build(
 
 @torch.no_grad()
 def _start_shaped(model: Decoder) -> None:
-    """Let every layer pass the stream on, so that depth needs neither skips nor norms. Source: arXiv 2311.01906."""
+    """Initialise shaped blocks to pass the stream on, so that they need no skips or norms. Source: arXiv 2311.01906."""
     for module in model.modules():
         if isinstance(module, ShapedSelfAttention):
             queries, _ = module.qk.weight.chunk(2)

@@ -2,7 +2,7 @@
 
 Its modules are those of the op graph that `search_spaces.lower` makes. A module with weights has the name of its node:
 `layers.3.attention.qkv.weight` in a state dict is the weight of node `layers.3.attention.qkv`. Linear weights are
-out_features x in_features, as in torch. Exports carry this file. Arguments are those of `nas.model.settings`.
+out_features x in_features, as in torch. Exported models include this code. Arguments are those of `nas.model.settings`.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ LEAKY_SLOPE_INIT = 1e-2  # arXiv 2501.03489, leaky ReLU study
 
 
 class PlainDecoder(nn.Module):
-    """A decoder-only language model without what only training needs."""
+    """A decoder-only language model, without the parts that only training needs."""
 
     def __init__(
         self,
@@ -70,7 +70,8 @@ class PlainDecoder(nn.Module):
     def continued(self, tokens: Tensor, past: Any | None) -> Tensor:
         """Return the input of the vocabulary projection for more tokens of each sequence, and add them to the past.
 
-        tokens: batch x T. past: of earlier tokens, a `Past` or a cache of transformers; None if nothing is kept.
+        tokens: batch x T. past: keys and values of earlier tokens, a `Past` or a cache of transformers; None if there
+            are none and nothing is kept.
 
         Raises UserError beyond the context.
         """
@@ -125,9 +126,10 @@ class Block(nn.Module):
     def forward(
         self, stream: Tensor, with_entropy: bool = True, past: Any | None = None, first: int = 0
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the stream after the layer and the entropies, of 0 heads without attention.
+        """Return the stream after the layer, batch x T x d_model, and, if wanted, the entropies, batch x heads x T.
 
-        past: of the positions before `first`; there are no entropies then.
+        Without attention there are 0 heads. stream: batch x T x d_model. past: keys and values of the positions before
+            `first`, the position of the first token; attention with `first` > 0 returns None for the entropies.
         """
         if self.attention is None:
             joined, entropy = stream, stream.new_zeros(len(stream), 0, stream.shape[1]) if with_entropy else None
@@ -162,8 +164,8 @@ class Block(nn.Module):
 class FeedForward(nn.Module):
     """An FFN that is added to the stream: two linears around an activation, maybe with a gate, or one fused linear.
 
-    activations: names in `ACTIVATIONS` and arguments. branch_gain: of a learned scaled sum's initial values; None for a
-        plain sum.
+    activations: names in `ACTIVATIONS` and arguments. branch_gain: initial factor of the FFN's output in a learned
+        scaled sum; None for a plain sum.
     """
 
     def __init__(
@@ -206,7 +208,7 @@ class FeedForward(nn.Module):
 
 
 class _ScaledAdd(nn.Module):
-    """`beta * stream + branch / alpha` with learned alpha and beta; beta starts at 1."""
+    """`beta * stream + branch / alpha` with learned alpha and beta, which start at 1 / branch_gain and 1."""
 
     def __init__(self, branch_gain: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Replacements of softmax and GELU, computed as in `costmodel.execution.op_functions`; exports carry this file."""
+"""Replacements of softmax and GELU, computed as in `costmodel.execution.op_functions`; exports include this code."""
 
 import math
 from collections.abc import Callable
@@ -29,8 +29,8 @@ def query_scale(form: str) -> float:
 class ScoreBound(nn.Module):
     """A number per head that is subtracted from the scores before they are normalised.
 
-    Eighth powers learn it. A softmax does not depend on it, but its range in private inference does;
-    `nas.conversion.score_bounds` sets it.
+    Eighth powers learn it, from -0.5 on. The result of an exact softmax does not depend on it, but the range of its
+    exponentials in private inference does; `nas.conversion.score_bounds` sets it there, and it starts at 0.
     """
 
     weight: Tensor
@@ -55,10 +55,11 @@ def normalised_attention(
     temperature: Tensor | None = None,
     with_entropy: bool = True,
 ) -> Attended:
-    """Return attention with weights that are positive numbers / their row sum, over the T x T matrix, in fp32 or fp64.
+    """Return attention whose weights are `FORMS[form]` of the scores / (their row sum + the form's constant).
 
-    queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. The entropy is that of the weights
-        scaled to a sum of 1, which an offset makes smaller; a row of zeros attends to nothing and has entropy 0.
+    queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. cap: as in `causal_scores`. The T x T
+        matrix is computed in fp32, or fp64 for fp64 values; the output has the type of the values. The entropy is that
+        of the weights after scaling to a sum of 1; a row of zeros attends to nothing and has entropy 0.
     """
     length, dtype = queries.shape[-2], torch.promote_types(values.dtype, torch.float32)
     positive = positive_scores(queries.to(dtype), keys.to(dtype), form, bound, temperature, cap)
@@ -85,6 +86,7 @@ def last_rows(
     """Return the attention of the last tokens alone, batch x heads x rows x head_dim; the last one sees all keys.
 
     queries: batch x heads x rows x head_dim; keys, values: batch x heads x T x head_dim; temperature: heads x rows.
+        form: a key of `FORMS`, or any other for softmax, which ignores `bound`.
     """
     dtype = values.dtype
     queries, keys, values = upcast(queries, keys, values)
@@ -105,15 +107,15 @@ def positive_scores(
     temperature: Tensor | None,
     cap: float | None = None,
 ) -> Tensor:
-    """Return the numerators of a row's weights: at least 0, and 0 where masked; batch x heads x queries x keys.
+    """Return the numerators of the attention weights: at least 0, and 0 where masked; batch x heads x queries x keys.
 
-    The queries are those of the last tokens.
+    The queries are those of the last tokens. With eighth powers, the first token's weight of itself has numerator 1.
     """
     scores, seen = causal_scores(queries, keys, temperature, cap)
     scores = scores if bound is None else scores - bound.weight[:, None, None]
     positive = FORMS[form][0](scores).masked_fill(~seen, 0.0)
     if form == "power8" and queries.shape[-2] == keys.shape[-2]:
-        positive[..., 0, 0] = 1.0  # alone in its row, and its power may be almost 0
+        positive[..., 0, 0] = 1.0  # the only one of its row, and its power may be almost 0
     return positive
 
 

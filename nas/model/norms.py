@@ -43,18 +43,18 @@ class FrozenNorm(nn.Module):
 
     @property
     def deviation(self) -> Tensor:
-        """The constant that divides rows if the norm is frozen now."""
+        """The constant that divides rows if the norm is frozen now; 1 if it has not seen a row."""
         return torch.where(self.sigma > 0, self.sigma, 1.0)
 
     @property
     def gain(self) -> Tensor:
-        """The factor of centred rows if the norm is frozen now."""
+        """The weight divided by the constant deviation, per feature, if the norm is frozen now."""
         deviation = self.deviation
         return self.weight / (deviation if self.groups == 1 else deviation.repeat_interleave(self.group_size))
 
     @property
     def group_size(self) -> int:
-        """Features of a group."""
+        """Number of features of a group."""
         return len(self.weight) // self.groups
 
     @torch.no_grad()
@@ -71,14 +71,6 @@ class FrozenNorm(nn.Module):
         """Drop the deviations seen since the last step."""
         self._seen.clear()
         self.seen.zero_()
-
-    @torch.no_grad()
-    def calibrate(self, source: Tensor) -> None:
-        """Set sigma to the mean deviation of these rows only, batch x T x features."""
-        self.sigma.zero_()
-        self.forget()
-        self._observe(source)
-        self.follow()
 
     @torch.no_grad()
     def set_frozen(self, frozen: bool = True) -> None:

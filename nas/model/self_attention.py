@@ -1,6 +1,6 @@
 """Attention of a decoder's layers; its modules are those of the op graph that `search_spaces.lower` makes.
 
-Exports carry this file. Arguments are those of `nas.model.settings`.
+Exported models include this code. Arguments are those of `nas.model.settings`.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ EXPORTED = Parts()
 
 
 def norm_of(settings: dict[str, Any] | None, parts: Parts) -> nn.Module:
-    """Return a norm, or the identity. groups: equal parts of a row, each with a frozen deviation of its own."""
+    """Return the norm with the settings of `nas.model.settings.norm_settings`, or the identity if they are None."""
     if settings is None:
         return nn.Identity()
     features, epsilon, centred = settings["features"], settings["epsilon"], settings["centred"]
@@ -67,7 +67,7 @@ def norm_of(settings: dict[str, Any] | None, parts: Parts) -> nn.Module:
 
 
 class Past:
-    """Keys and values of earlier positions, of every layer with attention, by its place; as transformers' caches."""
+    """Keys and values of earlier positions, by place of a layer with attention; methods as in transformers' caches."""
 
     def __init__(self, kept: dict[int, tuple[Tensor, Tensor]] | None = None) -> None:
         self.kept = {} if kept is None else kept  # each batch x heads x T x head_dim
@@ -77,7 +77,7 @@ class Past:
         return self.kept[0][0].shape[-2] if self.kept else 0
 
     def update(self, keys: Tensor, values: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """Append keys and values, and return all of them."""
+        """Append keys and values, batch x heads x T x head_dim, of the layer at `place`, and return all of them."""
         if place in self.kept:
             before = self.kept[place]
             keys, values = torch.cat((before[0], keys), dim=-2), torch.cat((before[1], values), dim=-2)
@@ -85,7 +85,7 @@ class Past:
         return keys, values
 
     def of_rows(self, rows: Tensor) -> "Past":
-        """Return a copy for some sequences of the batch."""
+        """Return a copy for some sequences of the batch. rows: their indices."""
         return Past({place: (keys[rows], values[rows]) for place, (keys, values) in self.kept.items()})
 
 
@@ -119,7 +119,7 @@ class _Attention(nn.Module):
     def mixed(
         self, queries: Tensor, keys: Tensor, values: Tensor, first: int, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the attention of the positions from `first` on, batch x heads x T x head_dim, and entropies."""
+        """Return the output of positions from `first` on, batch x heads x T x head_dim, and entropies if first is 0."""
         queries = queries if self.query_factor == 1 else queries * self.query_factor
         if (group := self.num_heads // self.num_key_heads) > 1:
             keys, values = (part.repeat_interleave(group, dim=1) for part in (keys, values))
@@ -167,7 +167,7 @@ class SelfAttention(_Attention):
     def forward(
         self, source: Tensor, with_entropy: bool = True, past: Any | None = None, first: int = 0
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the attention, batch x T x d_model, and entropies.
+        """Return the output, batch x T x d_model, and the entropies of `_Attention.mixed`. source: batch x T x d_model.
 
         past: a `Past`, or a cache of transformers, to which keys and values are added. first: the first position.
         """
@@ -186,7 +186,7 @@ class SelfAttention(_Attention):
 
 
 def _normed(norm: nn.Module | None, source: Tensor) -> Tensor:
-    """Normalise each group of as many features as an RMSNorm has."""
+    """Apply a norm of queries or keys, if there is one; an RMSNorm to every group of as many features as it has."""
     if not isinstance(norm, nn.RMSNorm):
         return source if norm is None else norm(source)
     normed: Tensor = norm(source.view(*source.shape[:-1], -1, *norm.normalized_shape))
@@ -194,7 +194,7 @@ def _normed(norm: nn.Module | None, source: Tensor) -> Tensor:
 
 
 class ShapedSelfAttention(_Attention):
-    """`a*I + b*softmax - c*C` per head; the values are the source itself, except in layer 0, which has a linear."""
+    """Attention by `a*I + b*softmax - c*C` per head (`_Shaped`); values are the source, in layer 0 a linear of it."""
 
     def __init__(
         self, *, d_model: int, bias: bool, projects: bool, temperatures: int | None, parts: Parts, **heads: Any
@@ -219,7 +219,7 @@ class ShapedSelfAttention(_Attention):
 
 
 class _Shaped(nn.Module):
-    """`a*V + b*(softmax V) - c*(C V)`, with C a running mean, which a softmax of zeros equals; factors start at 1."""
+    """`a*V + b*(softmax V) - c*(C V)`; C V is the running mean of V, as by a softmax of zeros. a, b, c start at 1."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()

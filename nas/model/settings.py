@@ -1,4 +1,4 @@
-"""`settings_of`: an architecture as plain data for `nas.model.layers`, which exports carry with their code."""
+"""`settings_of`: an architecture as plain data for `nas.model.layers`; exports include this data and that code."""
 
 import math
 from dataclasses import asdict, fields
@@ -23,7 +23,7 @@ from search_spaces.lower import activation_ops
 
 
 def settings_of(architecture: Architecture) -> dict[str, Any]:
-    """Return the arguments of `PlainDecoder`. Raises UserError if its block would rotate an odd number of features."""
+    """Return all arguments of `PlainDecoder` but `parts`. Raises UserError if rotary positions do not fit a head."""
     return {
         "vocab_size": architecture.vocab_size,
         "d_model": architecture.d_model,
@@ -40,7 +40,7 @@ def settings_of(architecture: Architecture) -> dict[str, Any]:
 
 
 def layer_settings(architecture: Architecture, index: int) -> dict[str, Any]:
-    """Return the arguments of a layer's `Block`. Raises UserError as `settings_of` does."""
+    """Return all arguments of a layer's `Block` but `parts`. Raises UserError as `settings_of` does."""
     layer, block = architecture.layers[index], architecture.block_facts
     attention = None
     if block.is_shaped:
@@ -63,7 +63,7 @@ def layer_settings(architecture: Architecture, index: int) -> dict[str, Any]:
 def norm_settings(
     architecture: Architecture, kind: Norm, *, affine: bool = True, features: int | None = None, groups: int = 1
 ) -> dict[str, Any] | None:
-    """Return the settings of a norm, of rows of the stream by default; None for no norm."""
+    """Return the settings of a norm, or None for no norm. features: of a row, by default those of the stream."""
     form = NORMS[kind]
     return None if kind == "none" else {
         "features": features or architecture.d_model,
@@ -76,7 +76,7 @@ def norm_settings(
 
 
 def _heads(architecture: Architecture, index: int, cap: float | None, factor: float | None) -> dict[str, Any]:
-    """Return what both kinds of attention have. factor: of the scores; None for 1 / sqrt(head_dim)."""
+    """Return the settings that both kinds of attention have. factor: of the scores; None for 1 / sqrt(head_dim)."""
     layer, head_dim = architecture.layers[index], architecture.head_dim
     form = softmax_form(architecture, layer)
     return {

@@ -19,11 +19,10 @@ from search_spaces.block import BLOCKS
 
 WEIGHTS_FILE = "weights.safetensors"
 FIRST_ITERATIONS = 15  # of the power method, as torch.nn.utils.parametrizations.spectral_norm has it
-PACKED = 3  # matrices in a packed linear
 QK = {"attention.qkv": 2, "attention.q": 1, "attention.k": 1}
 QKV = {"attention.qkv": 3, "attention.q": 1, "attention.k": 1, "attention.v": 1}
 FFN = {"ffn.gate": 1, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1}
-# Set -> linears of a block, and how many matrices of each are normalised (a packed one has three).
+# Set -> linears of a block, and how many parts of each are normalised (a packed one has queries, keys and values).
 LINEARS: dict[NormalisedLinears, dict[str, int]] = {
     "qk": QK,
     "ffn": FFN,
@@ -86,13 +85,13 @@ def load_deployed(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def stored_weights(model: Decoder) -> dict[str, Tensor]:
-    """Return the state dict as files have it: a tied or shared parameter is there once, under one of its names."""
+    """Return the state dict for a file: a tied or shared parameter is in it once, under the first of its names."""
     names = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
     return {name: value for name, value in model.state_dict().items() if name in names}
 
 
 def load_stored(model: Decoder, weights: Mapping[str, Tensor]) -> None:
-    """Load weights that `stored_weights` returned. Raises UserError for a name or shape that is not the model's."""
+    """Load weights that `stored_weights` returned. Raises UserError if names or shapes are not those of the model."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     aliases = {name: names[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
     state = {name: weights.get(aliases.get(name, name)) for name in model.state_dict()}
@@ -107,32 +106,33 @@ def load_stored(model: Decoder, weights: Mapping[str, Tensor]) -> None:
 
 
 def normalise(model: Decoder, settings: Normalisation, generator: torch.Generator) -> None:
-    """Train the chosen linears of every layer in normalised form. Raises UserError as `chosen_linears` does."""
-    for linear, num_matrices in chosen_linears(model, settings):
-        num_rows = num_matrices * linear.out_features // (PACKED if num_matrices > 1 else 1)
+    """Parametrise the chosen linears of every layer in normalised form. Raises UserError as `chosen_linears` does."""
+    for linear, num_rows, num_matrices in chosen_linears(model, settings):
         form: nn.Module = _WeightNorm(num_rows)
         if settings.kind == "spectral":
             form = _SpectralNorm(linear.weight[:num_rows].detach(), num_matrices, generator)
         register_parametrization(linear, "weight", form)
 
 
-def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int]]:
-    """Return the linears whose weights are normalised, with the number of matrices that are stacked in each.
+def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int, int]]:
+    """Return the linears whose weights are normalised, how many of their first rows, and in how many matrices.
 
-    Raises UserError for a shaped block, whose queries start at 0 and have no direction, or if no layer has such
-    linears.
+    If query heads share key heads, as many queries as there are keys are a matrix. Raises UserError for a shaped block,
+    whose queries start at 0 and have no direction, or if no layer has such linears.
     """
     if model.architecture.block_facts.is_shaped:
         able = " or ".join(repr(name) for name, block in BLOCKS.items() if not block.is_shaped)
         raise UserError(
             f"normalisation of weights needs block {able}, but got {model.architecture.block!r}; leave it out."
         )
-    chosen = [
-        (linear, num_matrices)
-        for layer in model.layers
-        for name, num_matrices in LINEARS[settings.linears].items()
-        if isinstance(linear := dict(layer.named_modules()).get(name), nn.Linear)
-    ]
+    chosen = list[tuple[nn.Linear, int, int]]()
+    for layer in model.layers:
+        modules = dict(layer.named_modules())
+        for name, num_parts in LINEARS[settings.linears].items():
+            if isinstance(linear := modules.get(name), nn.Linear):
+                packed = name == "attention.qkv"
+                widths = modules["attention"].widths[:num_parts] if packed else [linear.out_features]
+                chosen.append((linear, sum(widths), sum(widths) // widths[-1]))
     if not chosen:
         raise UserError(f"normalisation of {settings.linears!r} has nothing to act on: no layer has such linears.")
     return chosen

@@ -19,7 +19,7 @@ WIDTHS = (16, 5, 8, 15, 15, 9, 9, 8, 9)
 
 
 class Token(NamedTuple):
-    """A new token: the run of its step, its agreement with the model in plaintext, if that is here, and its cost."""
+    """A new token: the run of its step, its agreement with the plaintext model, if that is here, and predicted cost."""
 
     run: StepRun
     agreement: Agreement | None
@@ -153,7 +153,7 @@ def why_wrong(answer: Answer) -> str | None:
 
 
 def difference(predicted: int, measured: int) -> str:
-    """Return the error of a prediction relative to the measured value, in words."""
+    """Return the error of a prediction relative to the measured value, such as `+1.250%`, or `equal`."""
     return "equal" if predicted == measured else f"{predicted / measured - 1:+.3%}"
 
 

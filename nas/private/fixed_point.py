@@ -53,7 +53,7 @@ Scores: TypeAlias = Mapping[EngineSetting, Scored | str]
 def corpus_for(
     tokenizer: GivenTokenizer, fingerprint: str | None, data: str | None, *, vocab_size: int, context: int
 ) -> Corpus:
-    """Return the corpus `data`, or by default the model's own or DEFAULT_DATA. Raise UserError as `prepare`."""
+    """Return the corpus `data`, by default the model's own or else DEFAULT_DATA. Raise UserError as `prepare` does."""
     if data is None and (known := known_corpus(fingerprint)) is not None:
         return replace(known, begin_of_text=given_encoder(tokenizer, vocab_size, None).begin)
     return prepare(data or DEFAULT_DATA, vocab_size, seq_len=context, tokenizer=tokenizer)
@@ -79,7 +79,7 @@ def clear_perplexity(setup: Setup, tokens: Tokens) -> float:
 def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int], None]) -> Scored | str:
     """Run the model in a setting, with all parties on this machine; `tokens` are sequences x (length + 1).
 
-    Return the reason if it cannot run.
+    Return the reason if it cannot run. on_sequence: called with the index of each finished sequence.
     """
     plan = _plan(tokens)
     (graph,) = graphs(setup.graph_of, plan)
@@ -152,7 +152,7 @@ def fixed_point_table(setup: Setup, clear: float, scores: Scores, tokens: Tokens
 
 
 def lines_below(setup: Setup, scores: Scores) -> list[str]:
-    """Return a line for each setting in which the model cannot run, and one on SPU's GELU by tanh, if it has that."""
+    """Return a line for each setting in which the model cannot run, and one on the error of GELU by tanh under SPU."""
     lines = [
         f"not run: {setup.protocol}, {describe_setting(setting)}: {reason}"
         for setting, reason in scores.items()

@@ -36,8 +36,8 @@ class PrivateModel:
         was trained; None if unknown. notes: remarks on folding, for the reader.
     known: public layers, the client's layers, and the checkpoint that has them, if the model is from a run that was
         searched with such layers.
-    failed: why its folded form is not the trained model; None if it is. recorded: by protocol, whether an export stays
-        within fixed-point range.
+    failed: why its folded form is not the trained model; None if it is, or was not checked. recorded: by protocol,
+        whether an export stays within range (`fixed_point_check.recorded`); empty if unknown.
     """
 
     name: str
@@ -64,10 +64,10 @@ def find_model(source: str) -> Path | Run:
 
 
 def load_model(source: str, pick: str, *, weights_here: bool = True, begin_of_text: str = OWN_RULE) -> PrivateModel:
-    """Return the model of a run, training, export or other checkpoint; `builtin` is the parent in this package.
+    """Return the folded model of a run, training, export or other checkpoint; `builtin` is this package's parent.
 
-    weights_here: whether the weights must be on this machine; if not, an export without its weights is enough.
-    begin_of_text: a rule for the token with which prompts begin, or that token.
+    pick: for a run, `knee`, `best` or an arch_id. weights_here: whether the weights must be on this machine; if not, an
+        export without its weights is enough. begin_of_text: the token that begins a prompt, or a rule for it.
 
     Raise UserError if the source is none of these, the run has no completed trial, the pick is unknown, a file was lost
     or edited, or the model has no tokenizer, or lacks the token.
@@ -93,9 +93,9 @@ def load_model(source: str, pick: str, *, weights_here: bool = True, begin_of_te
 
 
 def with_gelu(model: PrivateModel, form: GeluForm | None) -> PrivateModel:
-    """Return the model with another form of GELU than it was trained with. Raise UserError if it has no GELU.
+    """Return the model with this form of GELU instead of the trained one; None leaves it as it is.
 
-    A layer whose code names a form keeps that form.
+    A layer whose code names a form keeps that form. Raise UserError for a form if the model has no GELU.
     """
     trained = model.architecture.gelu
     if form is None:

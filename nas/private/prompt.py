@@ -58,7 +58,10 @@ def _content(text: str | None, file: str) -> str:
 def read_prompt(
     text: str, tokenizer: GivenTokenizer, *, context: int, new_tokens: int, vocab_size: int | None = None
 ) -> Prompt:
-    """Return a prompt. Raise UserError if it is too long, or the tokenizer lacks a character."""
+    """Return a text as a prompt. context, vocab_size: the model's.
+
+    Raise UserError if it does not fit into the context with the new tokens, or the tokenizer lacks a character.
+    """
     if new_tokens < 1:
         raise UserError(f"--new-tokens must be at least 1, but got {new_tokens}.")
     encoder = given_encoder(tokenizer, vocab_size, None)

@@ -44,8 +44,8 @@ WRITERS = ("embed", "position", ".attention.out", ".ffn.down", ".ffn.fused")  # 
 class Setup:
     """A private run, with a network for predicted seconds; `public_layers` and `client_layers` are as in `Deployment`.
 
-    `client_weights` are those of the client's layers, by name, if it has any. `out_of_range` says what fixed point does
-    not hold of a model that runs all the same.
+    `client_weights` include those of the client's layers, by name; None if they are not on this machine. `out_of_range`
+    says why a model that runs all the same is out of fixed-point range.
     """
 
     model: PrivateModel
@@ -71,7 +71,7 @@ class Setup:
         return ClientLayers(graphs=graphs(whole, plan), run=ClearRun(self.client_weights))
 
     def holds(self, rank: int) -> str:
-        """Describe what a party knows, and of what it has only shares."""
+        """Return text on what a party, by rank, knows and on what it holds only as shares."""
         words = holds(rank, self.protocol, self.setting)
         if self.public_layers:
             words += f"; the weights of public layers {self.public_layers}, as all parties"
@@ -238,7 +238,7 @@ def client_graph(architecture: Architecture, num_layers: int, num_tokens: int, d
 
 
 def describe_setting(setting: EngineSetting) -> str:
-    """Return the numbers of a setting in words, and what is not usual about it."""
+    """Return ring and fraction bits of a setting in words, and whatever is not the default."""
     weights = ", weights held by the server alone" if setting.weights == "server" else ""
     masks = ", masks of weights kept" if setting.weight_masks == "kept" else ""
     on_card = ", on a GPU" if setting.device == "cuda" else ""
@@ -260,7 +260,7 @@ def header_lines(setup: Setup) -> list[str]:
 
 
 def notes(setup: Setup) -> list[str]:
-    """Return remarks on the model for the reader."""
+    """Return remarks on the model for the reader, and why it is out of range if it is."""
     out_of_range = [] if setup.out_of_range is None else [f"out of range, do not rely on it: {setup.out_of_range}"]
     return [*setup.model.notes, *out_of_range]
 

@@ -1,4 +1,4 @@
-"""A candidate, which a trial trains: an architecture and the recipe that trains it, at scale `paper` the papers'."""
+"""A candidate, which a trial trains: an architecture and the recipe that trains it; and the recipes of the papers."""
 
 import hashlib
 import json
@@ -82,7 +82,8 @@ class Candidate:
     def trained(self) -> Architecture:
         """The architecture at the recipe's scale, whose weights are trained.
 
-        With a parent, it has frozen norms where the candidate has none; they fold to the same model.
+        With a parent, it is the `student_architecture`, which folds to the same model. Raises UserError as
+        `trained_architecture` does.
         """
         made, distillation = trained_architecture(self.architecture, self.recipe.scale), self.recipe.distillation
         if distillation is None:
@@ -105,7 +106,7 @@ class Candidate:
 
 
 def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
-    """Return the candidate as plain data, without settings that have no effect on it.
+    """Return the candidate as plain data, without settings that have no effect on it or newer ones at their defaults.
 
     Omitting them keeps the `candidate_id` of candidates from before these settings existed.
     """
@@ -136,10 +137,10 @@ def _leave_out_defaults(data: dict[str, Any], settings: Any, names: Sequence[str
 
 
 def candidate_id(candidate: Candidate) -> str:
-    """Identify an architecture with its recipe by twelve hexadecimal digits.
+    """Return twelve hexadecimal digits of the SHA-256 of the canonical form, which identify a candidate.
 
-    They are of the SHA-256 of the canonical form. A setting in `_NAMES_IN_IDS` keeps the name there that the committed
-    data of experiments were identified with.
+    The schedule (`route`) and its settings in `_NAMES_IN_IDS` are hashed under older names, so that the ids in the
+    committed data of experiments stay valid.
     """
     data = canonical_candidate(candidate)
     if (schedule := data["recipe"].pop("distillation", None)) is not None:
@@ -167,7 +168,7 @@ def candidate_at(
     seq_len: int | None = None,
     tokens: int | None = None,
 ) -> Candidate:
-    """Return a member with the recipe of a scale, as made by `recipe_at`."""
+    """Return a member of a space as a candidate; its recipe is that of `recipe_at` with the other arguments."""
     regularised = member.entropy_regularised
     recipe = recipe_at(
         scale, data, entropy_regularised=regularised, distillation=distillation, seq_len=seq_len, tokens=tokens
@@ -184,10 +185,10 @@ def recipe_at(
     seq_len: int | None = None,
     tokens: int | None = None,
 ) -> Recipe:
-    """Return the recipe of a scale on some data, with a distillation schedule if there is a parent.
+    """Return the recipe of a scale on some data, adapted by `from_parent` if there is a distillation schedule.
 
-    For scale `paper` it is the papers', on their corpora and copies of them. None keeps the recipe's own sequence
-    length or tokens. Raises UserError for a number out of range.
+    At scale `paper`, data `codeparrot` and `languini`, also as NAME:FOLDER, have the recipes of their papers. None
+    keeps the recipe's own sequence length or tokens. Raises UserError for a number out of range.
     """
     corpus = data.partition(":")[0] if name == "paper" else ""
     recipe = PAPER_RECIPES.get(corpus, Recipe(scale=SCALES[name], optimizer="muon" if name == "proxy" else "adamw"))

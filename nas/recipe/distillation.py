@@ -31,8 +31,8 @@ class DistillationSchedule:
     """The steps by which a candidate is made from its parent.
 
     Args:
-        parent: digest of the parent's weights (`nas.conversion.parent`).
-        placement: the parent's layers, typed.
+        parent: digest of the parent's architecture, weights and tokenizer (`nas.conversion.parent`).
+        placement: layer codes of the parent (`search_spaces.notation`).
         start_share: share of the steps before the gates of removed parts begin to fall linearly from 1 to 0.
         end_share: share of the steps before these gates reach 0.
         prediction_weight: weight of the parent's predictions in the target; the rest is the next token.
@@ -42,8 +42,8 @@ class DistillationSchedule:
         teacher_top_k: most likely tokens in the teacher cache for each prediction; the rest of the vocabulary counts
             as one more.
         trainable: the part of the model that is trained: all; changed, the attention, FFNs and final norm that differ
-            from the parent's and the neighbours of removed ones; neighbours, these and the sub-layers before and after
-            each.
+            from the parent's and the neighbours of removed ones; neighbours, also the neighbours of all others that
+            differ. If nothing differs, all is trained.
         blockwise_tokens: tokens on which each new sub-layer is first trained on its own, on the parent's hidden states
             (`nas.training.distillation.library`); 0 to start from the parent's weights.
         kept_layers: number of first layers that stay exactly the parent's, with its embedding; None if all may be
@@ -101,8 +101,9 @@ def parent_architecture(distillation: DistillationSchedule, dimensions: Architec
 def student_architecture(target: Architecture, parent: Architecture, *, spread: bool) -> Architecture:
     """Return the architecture that is trained for a target, which folds to the same model.
 
-    If the parent has a norm and the target has none, or a frozen one, the parent's is frozen. An FFN of two linears
-    becomes one, unless the parent has the same. Layers are placed by `spread_layers` if `spread` is set.
+    If the parent has a norm and the target has none, or a frozen one, the parent's is frozen; a final norm only if the
+    model still folds to the same. FFN `identity`, two linears, becomes one linear, `fused`, unless the parent has
+    `identity` too. Layers are placed by `spread_layers` if `spread` is set.
     """
     placed = spread_layers(target.layers) if spread else target.layers
     layers = tuple(
@@ -119,7 +120,7 @@ def student_architecture(target: Architecture, parent: Architecture, *, spread: 
 
 
 def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Spread layers that are followed by at least two empty ones evenly over the depth; return others unchanged.
+    """Spread two or more layers that two or more empty ones follow evenly over the depth; return others unchanged.
 
     Such a tail fixes the number of layers, but not the parent layers that they start from. Spread layers reach a lower
     perplexity than first ones: from the builtin parent with five layers 9.86 instead of 15.3 (docs/research-log.md).
@@ -149,7 +150,7 @@ def removed_parts(trained: Architecture, parent: Architecture) -> Iterator[Part]
 
 
 def trained_parts(trained: Architecture, parent: Architecture, trainable: Trainable) -> list[Part] | None:
-    """Return the attention and FFNs that are trained, in order; None for the whole model, or if nothing differs."""
+    """Return the attention and FFNs that are trained, in order; None for the whole model, also if nothing differs."""
     places = [Part(index, kind) for index in range(parent.num_layers) for kind in KINDS]
     reach = dict.fromkeys(removed_parts(trained, parent), 1)  # neighbours of removed parts must compensate for them
     for part in places:
@@ -163,7 +164,7 @@ def trained_parts(trained: Architecture, parent: Architecture, trainable: Traina
 
 
 def fitted_parts(trained: Architecture, parent: Architecture) -> list[Part]:
-    """Return parts fitted to the parent's: attention with eighth powers, FFNs that are linear or have a polynomial."""
+    """Return parts to fit to the parent's: attention that gets eighth powers, FFNs that get linear or a polynomial."""
     fitted = []
     for index, (layer, theirs) in enumerate(zip(trained.layers, parent.layers, strict=True)):
         if "none" not in (layer.attention, theirs.attention):
@@ -178,7 +179,7 @@ def fitted_parts(trained: Architecture, parent: Architecture) -> list[Part]:
 def fitted_degree(form: str, theirs: Layer, parent: Architecture) -> int | None:
     """Return the degree of the polynomial in an FFN of this form if the parent has another activation, else None.
 
-    A square without a gate can be fitted only if the parent's FFN has no gate either, and its linears have biases.
+    A square without a gate can be fitted only if the parent's FFN has no gate either, and its `down` has a bias.
     """
     if theirs.ffn in (form, "none", *LINEAR_FFNS):
         return None

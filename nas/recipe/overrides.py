@@ -103,7 +103,8 @@ class _RecipeHelp(Action):
 def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
     """Return the recipe with its changes.
 
-    Raises UserError for a value out of range, or changes to a regulariser or a schedule that the recipe does not have.
+    Raises UserError for a value out of range, changes to a regulariser or a schedule that the recipe does not have, or
+    the regulariser's form published-code without a weight.
     """
     if recipe.entropy is None and _stated(changes.entropy):
         names = ", ".join(_stated(changes.entropy))

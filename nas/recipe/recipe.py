@@ -99,7 +99,7 @@ class Scale:
 
     @property
     def rung_validation_tokens(self) -> int:
-        """Validation tokens of rungs before the last; fewer suffice, since they are compared only with each other."""
+        """Validation tokens of rungs before the last: a quarter, since they are compared only with each other."""
         return -(-self.validation_tokens // 4)
 
     @property
@@ -158,7 +158,7 @@ class EntropyRegularisation:
     threshold_init: float = 0.36  # not stated in the paper; the middle of its learned values, 0.20 to 0.52
 
     def weight_at(self, step: int, num_steps: int) -> float:
-        """Return the weight in step 0, 1, ... of a run."""
+        """Return the weight in step 0, 1, ... of a run of `num_steps` steps."""
         rising = self.warmup_share * num_steps
         return self.weight * min(1.0, (step + 1) / rising) if rising else self.weight
 
@@ -257,9 +257,10 @@ class Recipe:
             else float32. tf32 is for GPUs.
         recompute: whether layers are computed again for their gradients, which saves most of the memory of activations,
             costs a third of the time and changes no number.
-        compile: auto compiles the layers on CUDA, unless they are recomputed; off never does.
+        compile: auto compiles losses and, unless they are recomputed, layers on CUDA, and launches small steps as one
+            CUDA graph; off does neither.
 
-    Raises UserError if a number is out of range.
+    Raises UserError if a number is out of range, for float16, or if `foldable` and `normalisation` both act on FFNs.
     """
 
     scale: Scale = SCALES["proxy"]
@@ -315,9 +316,10 @@ def check_precision(precision: Precision | None) -> None:
 def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:
     """Adapt a recipe to start from a trained parent, which needs fewer steps and smaller ones than random weights.
 
-    At scale `proxy`, chosen by `experiments/data/fidelity-levers.csv`: AdamW, an eighth of the rate, half the batch,
-    five eighths of the tokens, and early freezing, so that most of the training is recovery. At scale `parent`, which
-    already has a suitable rate, new sub-layers are first trained on their own, and only they are trained.
+    The recipe gets AdamW, early freezing, so that most of the training is recovery, and weight 10 for the parent's
+    hidden states, or 0 if its predictions have none. At scale `parent`, new sub-layers are first trained on their own,
+    and then only changed parts (`trainable`). Other scales get an eighth of the rate, half the batch and five eighths
+    of the tokens, as chosen at scale `proxy` (`experiments/data/fidelity-levers.csv`).
     """
     scale, freezing = recipe.scale, Freezing(start_share=0.02, end_share=0.25)
     recipe = replace(recipe, optimizer="adamw", final_rate_share=0.02, freezing=freezing)
@@ -338,14 +340,14 @@ def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:
 
 
 def usual_scale(parent: Architecture | None) -> ScaleName:
-    """Return the default scale: `parent` for a model that does not have the proxy's width and vocabulary."""
+    """Return the default scale: `parent` if the parent's head size or vocabulary is not the proxy's, else `proxy`."""
     scale = SCALES["proxy"]
     narrow = parent is None or (parent.head_dim, parent.vocab_size) == (scale.head_dim, scale.vocab_size)
     return "proxy" if narrow else "parent"
 
 
 def layers_kept_foldable(architecture: Architecture) -> list[int]:
-    """Return the layers that `Foldable` acts on: their FFN folds away, and has no norm before it."""
+    """Return the indices of the layers that `Foldable` acts on: their FFN folds away, and has no norm before it."""
     return [index for index in absorbed_layers(architecture) if architecture.layers[index].norm2 == "none"]
 
 

@@ -93,7 +93,11 @@ class PanelFigure(NamedTuple):
 
 
 def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
-    """Return the data of a run's Pareto plot. Lower orders of n-grams are drawn if they are in the range of members."""
+    """Return the data of the Pareto plot of a run with a latency budget.
+
+    rows: of the papers; those with the run's number of layers and prompt length are shown. Unigrams and bigrams are
+    drawn if their perplexity is in the range of those of the members and higher orders.
+    """
     assert run.budget.latency_s is not None
     num_layers, seq_len = run.base.num_layers, run.seq_len
     on_front = {member.candidate_id for member in run.front}

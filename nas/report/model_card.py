@@ -39,7 +39,8 @@ UNKNOWN_LICENCE = "whose licence is not known here; look it up before you pass t
 class Result:
     """The result of a training.
 
-    val_loss: nats per token. tokens: number of training tokens. ngrams: baselines that count as many tokens.
+    val_loss: nats per token. tokens: number of training tokens. flags: warnings on attention entropy. ngrams: baselines
+    that count as many tokens.
     """
 
     perplexity: float | None
@@ -59,7 +60,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """Everything needed to repeat a result. trial_id, budget_latency: for a run. command: for a training."""
+    """Everything needed to repeat a result. trial_id, budget_latency: of a run, else None. command: of a training."""
 
     run: str
     trial_id: str | None = None
@@ -76,8 +77,8 @@ class Provenance:
 class Fold:
     """Comparison of the folded model with the trained one.
 
-    check: fields of `FoldCheck` in `nas.conversion`. tokens: number of tokens of the check. condition: condition number
-        of the change of basis. left: parts left unfolded, with reasons.
+    check: fields of `FoldCheck` in `nas.conversion`. tokens: those of the check, `validation` or `random`. condition:
+        condition number of the change of basis. left: parts left unfolded, with reasons.
     """
 
     check: Mapping[str, Any]

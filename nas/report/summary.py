@@ -29,7 +29,7 @@ from nas.run.members import (
 from nas.run.run import Run
 from search_spaces.budget.feasible import format_budget, format_price
 
-LEAST_EXPECTED = 8  # candidates from which on the searcher's predictions are evaluated
+LEAST_EXPECTED = 8  # fewest candidates for which the searcher's predictions are evaluated
 FEW = 4  # a front with fewer members gets a note
 KNOWS_LESS = "is worse than a trigram model"
 FIRST_ALONE = "dominated there"
@@ -105,7 +105,7 @@ def on_second(run: Run, member: TrainedMember) -> str:
 
 
 def mark(loss: float, ngrams: NgramBaseline | None) -> str:
-    """Return a remark if a loss, in nats, is above the trigram baseline's; else an empty string."""
+    """Return a remark if a loss, in nats per token, is above the trigram baseline's; else an empty string."""
     return KNOWS_LESS if ngrams is not None and ngrams.above_trigram(loss) else ""
 
 
@@ -267,7 +267,7 @@ def order_lines(run: Run) -> list[str]:
 
 
 def searcher_lines(run: Run) -> list[str]:
-    """Compare the losses that the searcher predicted with the final ones."""
+    """Compare the losses that the searcher predicted with the final ones, if there are LEAST_EXPECTED of them."""
     proposed = [record for record in run.records if record.event == "proposed" and record.expected_loss is not None]
     ends = {trial.index: trial.val_loss for trial in run.completed if trial.role == "candidate"}
     begun = {record.index for record in proposed if record.is_proxy}

@@ -57,5 +57,5 @@ def _code(text: object) -> Markup:
 
 
 def _fence(text: str, least: int) -> str:
-    """Return more backticks than the text has in a row."""
+    """Return more backticks than the text has in a row, and at least `least`."""
     return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))

@@ -144,7 +144,7 @@ def what_if_table(what_if: WhatIf) -> Table:
 
 
 def what_if_lines(what_if: WhatIf) -> list[str]:
-    """Describe the comparison, and which picks survive."""
+    """Return lines on the old and new setting, the front, and whether knee and best stay the same."""
     before, after = what_if.run.front, what_if.after
 
     def setting(trial: Record, workload: Workload) -> str:

@@ -43,7 +43,7 @@ class StudyConfig(BudgetOptions):
             public checkpoint. Every candidate keeps them from --parent, untrained, at the cost of public weights.
         client_layers: number of first layers that the client computes in plaintext, with the embedding. Every candidate
             keeps them from --parent, untrained, at no cost.
-        weights: whether weights are secret-shared (the default) or known to the server; not for published.
+        weights: whether weights are secret-shared (the default) or known to the server (semi2k, aby3, cheetah only).
         weight_masks: whether semi2k hides weights behind fresh masks for every token, or reuses masks that were kept,
             so that weights are opened with the first new token only (with --new-tokens 1, in an earlier run).
         new_tokens: number of tokens generated after the prompt, with a KV cache; costs are per new token.
@@ -166,7 +166,7 @@ class StudyConfig(BudgetOptions):
     def setting_of(self, protocol: str) -> Setting | None:
         """Return the user's options for a protocol; for one that the study does not use, only the weight holder.
 
-        Raises UserError if a protocol of the study does not have an option.
+        None without options. Raises UserError for options that the protocol does not have.
         """
         if protocol in self.protocols:
             return setting_of(protocol, weights=self.weights, weight_masks=self.weight_masks)
@@ -210,12 +210,12 @@ class StudyConfig(BudgetOptions):
 
     @property
     def most_proxy_evals(self) -> int:
-        """Number of low-fidelity evaluations, by searchers that use them."""
+        """Largest number of low-fidelity evaluations, for searchers that use them."""
         return PROXY_EVALS * self.num_trials if self.num_proxy_evals is None else self.num_proxy_evals
 
     @property
     def most_replicates(self) -> int:
-        """Most further seeds over all members of the front."""
+        """Largest number of further seeds over all members of the front: half the number of trials, rounded up."""
         return math.ceil(self.num_trials / 2) if self.finalist_seeds else 0
 
     @property
@@ -235,7 +235,7 @@ class StudyConfig(BudgetOptions):
 
 
 def is_share(budget: str | None) -> bool:
-    """Whether a budget is a share of the parent's price."""
+    """Whether a budget is a share of the parent's cost, such as 60%."""
     return budget is not None and budget.rstrip().endswith("%")
 
 
@@ -245,9 +245,10 @@ def flag(name: str) -> str:
 
 
 def study_recipe(config: StudyConfig, distillation: DistillationSchedule | None) -> Recipe:
-    """Return the recipe of a study's candidates. Its entropy regulariser is for those that use one.
+    """Return the recipe of a study's candidates, with an entropy regulariser, which `study_candidate` may remove.
 
-    If costs are folded costs, linear FFNs are kept foldable, so that verified costs equal predicted ones.
+    distillation: the parent's schedule; None from scratch. If costs are folded costs, linear FFNs are kept foldable, so
+    that verified costs equal predicted ones.
     """
     recipe = recipe_at(
         config.scale,
@@ -266,7 +267,7 @@ def study_recipe(config: StudyConfig, distillation: DistillationSchedule | None)
 
 
 def study_candidate(recipe: Recipe, member: Member) -> Candidate:
-    """Return a member of the space with the recipe of its study."""
+    """Return a member of the space with its study's recipe, without the parts of it that the member does not use."""
     if not member.entropy_regularised:
         recipe = replace(recipe, entropy=None)
     made = Candidate(architecture=member.architecture, recipe=recipe)

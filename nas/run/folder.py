@@ -46,7 +46,8 @@ LINEAR: tuple[Ffn, ...] = ("fused", "none")
 class ParentResult:
     """The unmodified parent of a run's candidates, with its validation and cost.
 
-    name: as the user wrote it. notation: its architecture's. val_loss: nats per token. latency_s: seconds per token.
+    name: as the user wrote it, or the folder of a training. notation: its architecture's. val_loss: nats per token.
+    latency_s: seconds per token.
     documents: share of the loss, and loss, of each validation document; empty if not recorded.
     """
 
@@ -68,7 +69,7 @@ class ParentResult:
 class SecondCorpus:
     """The second corpus on which completed trials are validated. data: as in `--second-eval-data`.
 
-    ngrams: baselines that count the training tokens of the first corpus. parent_loss: nats per token; None without
+    ngrams: baselines that count the same training tokens as `Meta.ngrams`. parent_loss: nats per token; None without
         parent.
     """
 
@@ -88,10 +89,11 @@ class Meta:
 
     reference: reference point of the hypervolume: (latency_s, natural log of the unigram model's perplexity). base: the
     dimensions of all members; its own layers are not used. recipe: the candidates' (`nas.run.config.study_candidate`).
-    parent: its results; a copy of it is in PARENT_FOLDER. ngrams: baselines on a candidate's training tokens; None if
-    not counted. read: what was read of folders of text, and what was not. withheld: attention removed because the
-    parent's scores would leave fixed-point range. planned_tokens: training tokens of a candidate, if its recipe has
-    fewer because of the time budget. begin_of_text: the token with which sequences begin; None without.
+    parent: its results; its copy is in PARENT_FOLDER. ngrams: baselines that count a candidate's training tokens, or
+    with a parent the whole training split; None if not counted. read: which files of `--data`'s folders were read or
+    skipped. withheld: attention removed because the parent's scores would leave fixed-point range. held_out: the
+    validation text. planned_tokens: training tokens of a candidate before the time budget reduced them; None if it did
+    not. begin_of_text: the token with which sequences begin; None without.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -206,6 +208,7 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
     """Build the space of a run. folder: None for a new run.
 
     tables: the architecture whose vocabulary and context replace those of its base; the parent, for a space on it.
+    Raises UserError if a space on the parent's dimensions has no `tables`.
     """
     if is_on_parent(folder, config):
         if tables is None:
@@ -256,7 +259,7 @@ def run_pricer(
 
 
 def run_pricers(folder: Path | None, config: StudyConfig) -> tuple[Pricer, ...]:
-    """Load the pricers under all protocols of a run, the first one being that of the front."""
+    """Load the pricers under all protocols of a run, in order; the front uses the first."""
     return tuple(run_pricer(folder, config, protocol) for protocol in config.protocols)
 
 

@@ -41,7 +41,7 @@ def pooled_deviation(losses: Iterable[Sequence[float]]) -> float | None:
 
 
 def seed_error(losses: Sequence[float], pooled: float | None) -> float | None:
-    """Standard error over seeds of the mean of a member's losses; None if no deviation is known."""
+    """Standard error over seeds of the mean of a member's losses, nats; None without a `pooled_deviation`."""
     if pooled is None:
         return None
     deviation = math.sqrt(variance(losses)) if len(losses) >= 2 else 0.0
@@ -49,7 +49,7 @@ def seed_error(losses: Sequence[float], pooled: float | None) -> float | None:
 
 
 def document_error(documents: Documents) -> float | None:
-    """Standard error of the mean loss over documents; None for fewer than two."""
+    """Standard error of the mean loss over documents, nats; None for fewer than two with a share."""
     count = sum(share > 0 for share, _ in documents)
     if count < 2:
         return None
@@ -72,6 +72,6 @@ def differences(documents: Documents, others: Documents) -> Documents:
 
 
 def joined(*errors: float | None) -> float | None:
-    """Combine independent errors; None if none is known."""
+    """Return the root of the sum of squares of independent errors; None if none is known."""
     known = [error for error in errors if error is not None]
     return math.hypot(*known) if known else None

@@ -1,7 +1,7 @@
 """The ledger of a run, its only source of truth: `trials.jsonl`, append-only, one JSON record per line.
 
-Each record is flushed to disk before the run continues, so a killed run loses at most the line that it was writing.
-This torn line is dropped, with a warning, when the ledger is opened again.
+Records are flushed to disk before the run continues, so a killed run loses at most those that it was writing. A torn
+last line is dropped, with a warning, when the ledger is opened again.
 """
 
 import csv
@@ -59,7 +59,9 @@ class Record:
         expected_loss: final loss that the searcher predicted, nats, or None.
         role: a `baseline` is trained for comparison only and may exceed the budget; a `replicate` is the candidate of
             the same index with another seed.
-        rung: index of the rung of a `rung` record.
+        rung: index of the last rung, in a `rung` record and at the end of a `paused` trial.
+        seconds: wall time of the training so far, in all its processes. flags: of attention entropy, as in
+            `nas.training.outcome.EntropySummary`.
         val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
         documents: of a completed trial, the share of the loss and nats per token of each validation document in
             `meta.json`. second_documents: the same on the second corpus.
@@ -67,10 +69,11 @@ class Record:
             latency_s, sent_bytes, key_bytes, rounds: its cost per token: seconds, bytes that all parties send, bytes of
             keys that a dealer sends each party before inference (None except under sigma). latency_s_range: smallest
             and largest seconds consistent with the data of the cost model. also: costs under the run's other protocols.
+            All of these are of the unfolded form, and `deployed` is None, if the run's costs are unfolded costs.
         predicted_latency_s, predicted_sent_bytes, predicted_key_bytes, predicted_also: cost of the predicted form.
         parent_divergence, parent_agreement: mean KL(parent || model) in nats per token, and share of positions with the
             same most likely token, on validation text, of a completed trial from a parent.
-        left_unfolded, fold_*: see `nas.training.outcome.VerifiedForm`.
+        left_unfolded, fold_*, trained_fixed_point_error: see `nas.training.outcome.VerifiedForm`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -157,7 +160,7 @@ def deployed_of(record: Record, base: Architecture) -> Architecture:
 
 
 def price_columns(pricer: Pricer, price: Price) -> dict[str, Any]:
-    """Return the fields of a record with a cost and its origin."""
+    """Return the fields of a `Record` with a cost and its protocol, network and cost model."""
     names = ("rounds", "sent_bytes", "key_bytes", "latency_s")
     known = {"protocol": pricer.protocol, "network": pricer.network, "cost_model_id": pricer.cost_model_id}
     return known | {name: getattr(price, name) for name in names}
@@ -172,11 +175,10 @@ def append(path: Path, *records: Record) -> None:
     try:
         while data:
             data = data[os.write(descriptor, data) :]
-    except OSError:
-        os.ftruncate(descriptor, end)  # removes the torn part
-        raise
-    else:
         os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, end)  # removes what may not be on disk
+        raise
     finally:
         os.close(descriptor)
 
@@ -184,8 +186,7 @@ def append(path: Path, *records: Record) -> None:
 def read(path: Path) -> tuple[Record, ...]:
     """Return every record in order, none if there is no file yet; a torn last line is dropped with a warning.
 
-    Raises UserError, naming file and line, for a file that cannot be read, a damaged line other than the last, or
-    another schema.
+    Raises UserError, naming the file, if it cannot be read, or also the line, if one is damaged or of another schema.
     """
     if not os.path.lexists(path):
         return ()
@@ -230,7 +231,7 @@ class Table(NamedTuple):
 
 
 def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None = None) -> Table:
-    """Return the scalar columns of the records. more: further columns by name, with one value per record."""
+    """Return all fields but NO_COLUMNS as columns. more: further columns by name, with one value per record."""
     derived = more or {}
     columns = [column.name for column in fields(Record) if column.name not in NO_COLUMNS]
     rows = zip(records, *derived.values(), strict=True)

@@ -27,10 +27,11 @@ Verdict = Literal["better", "worse", "no difference shown", "not tested"]
 class TrainedMember(Record):
     """A candidate or baseline with all its trials, as one record of means over seeds, also by document.
 
-    It has the name, role and seed of the first trial, and the cost and folded form of the most expensive one.
+    `val_loss`, `perplexity` = exp(val_loss), and losses by document are of the mean; `trial_id`, role and seed are the
+    first trial's; all other fields, such as the cost and the folded form, are the most expensive trial's.
 
-    trials: completed, by seed, at least one. num_diverged: number of further seeds that diverged. seed_error: standard
-        error of the mean loss over seeds, nats; None if no member of the run has two.
+    trials: completed, by seed, at least one. num_diverged: number of seeds that diverged. seed_error: standard error of
+        the mean loss over seeds, nats; None if no member of the run has two.
     """
 
     val_loss: float
@@ -134,7 +135,7 @@ def difference_error(member: TrainedMember, other: TrainedMember) -> float | Non
 
 
 def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
-    """Whether the mean loss of `member` is lower or higher by more than seeds and documents explain."""
+    """Return whether `member` is better or worse than `other`, by more than ERRORS_APART standard errors."""
     if (error := difference_error(member, other)) is None:
         return "not tested"
     if abs(below := other.mean_loss - member.mean_loss) <= ERRORS_APART * error:
@@ -158,7 +159,7 @@ def crosses(member: TrainedMember, budget: Budget) -> bool:
 
 
 def is_eligible(member: TrainedMember, budget: Budget) -> bool:
-    """Whether every seed completed, its folded model passed the check, and its verified cost is within the budget.
+    """Whether no seed diverged, and every completed one is feasible (`is_feasible`).
 
     A candidate with a diverged seed has no mean loss, and so no point.
     """
@@ -166,7 +167,7 @@ def is_eligible(member: TrainedMember, budget: Budget) -> bool:
 
 
 def found_infeasible(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
-    """Completed trials whose predicted cost was within the budget and whose verified cost is not."""
+    """Completed trials, without baselines, that were predicted to be within the budget but are not `is_feasible`."""
 
     def was_predicted_feasible(record: Record) -> bool:
         latency_s, sent_bytes = record.predicted_latency_s, record.predicted_sent_bytes
@@ -183,7 +184,7 @@ def found_infeasible(records: Sequence[Record], budget: Budget) -> tuple[Record,
 
 
 def is_feasible(record: Record, budget: Budget) -> bool:
-    """Whether the verified folded model stays within fixed-point range and within the budget."""
+    """Whether a trial's cost is within the budget, and its folded model, if any was checked, passed the check."""
     costs = Costs(latency_s=record.latency_s, sent_bytes=record.sent_bytes, key_bytes=record.key_bytes)
     return record.fold_holds is not False and budget.admits(costs, record.also)
 
@@ -206,19 +207,19 @@ def picked(front: Sequence[TrainedMember], choice: str) -> TrainedMember:
 
 
 def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
-    """Spearman correlation of mean losses on both corpora; None for fewer than three members validated on both.
+    """Spearman correlation of mean losses on both corpora; None for equal losses, or fewer than three such members.
 
     Source: Spearman 1904, "The proof and measurement of association between two things".
     """
     losses = [(member.mean_loss, loss) for member in trained if (loss := member.second_loss) is not None]
-    if len(losses) < 3:
+    if len(losses) < 3 or any(len(set(side)) == 1 for side in zip(*losses, strict=True)):
         return None
     first, second = ([sorted(side).index(loss) for loss in side] for side in zip(*losses, strict=True))
     return correlation(first, second)
 
 
 def holds_on_first_alone(member: TrainedMember, front: Sequence[TrainedMember]) -> bool:
-    """Whether another member dominates this one on the second corpus by more than the error of the difference."""
+    """Whether another member dominates this one on the second corpus by more than ERRORS_APART standard errors."""
     ours = member.second_loss
     for other in front:
         theirs = other.second_loss

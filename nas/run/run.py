@@ -26,10 +26,10 @@ MOVES = ("started", "finished")  # events after which a trial is running, or is 
 class Summary:
     """Counts of candidates and baselines by result, and the front of the completed ones.
 
-    running: trials in training, replicates included. paused: low-fidelity evaluations that were not promoted.
-        evaluated: all low-fidelity evaluations. replicates: replicates that have ended. seeds_left: further seeds to
-        train if the front stays the same. hypervolume: in seconds x nats. best: member of lowest perplexity within the
-        budget, or None.
+    running: trials in training, replicates included. paused: low-fidelity evaluations without an ended final training.
+        evaluated: all that have ended. replicates: those that have ended. seeds_left: further seeds to train if the
+        front stays the same. hypervolume: in seconds x nats. best: member of lowest perplexity within the budget, or
+        None.
     """
 
     running: int
@@ -46,7 +46,7 @@ class Summary:
 
     @property
     def ended(self) -> int:
-        """Number of trials that completed, diverged or failed."""
+        """Number of candidates and baselines that completed, diverged or failed."""
         return self.completed + self.diverged + self.failed
 
 
@@ -70,7 +70,10 @@ class Run:
 
     @classmethod
     def find(cls, run: str) -> Self:
-        """Read the run in a folder, or the newest under `runs/` for `latest`. Raises UserError if there is none."""
+        """Read the run in a folder, or the newest under `runs/` for `latest`.
+
+        Raises UserError as `find_run` and `read` do.
+        """
         return cls.read(find_run(run))
 
     @cached_property
@@ -122,7 +125,7 @@ class Run:
 
     @property
     def num_planned(self) -> int:
-        """Number of candidates and baselines that will end, by final training or by failing at low fidelity."""
+        """Number of candidates and baselines that will end, by final training or in a failed or diverged evaluation."""
         others = {record.index for record in self.records if record.role == "baseline"}
         failed_early = sum(record.is_proxy and record.status != "paused" for record in self.finished)
         return self.config.num_trials + len(others) + failed_early
@@ -162,18 +165,18 @@ class Run:
 
     @property
     def ngrams(self) -> NgramBaseline | None:
-        """The n-gram baselines on the training tokens; None if not counted."""
+        """The n-gram baselines, as in `Meta`; None if not counted."""
         return self.meta.ngrams
 
     def priced_form(self, record: Record) -> Architecture:
-        """Return the architecture whose cost a trial has."""
+        """Return the architecture that a trial's cost is of: the folded or the unfolded form."""
         return (deployed_of if self.config.cost_of == "folded" else architecture_of)(record, self.base)
 
     def pick(self, choice: str) -> Record:
-        """Return a completed candidate: `knee` or `best` of the front, or one by its arch_id.
+        """Return a completed trial: the `knee` or `best` of the front, or a candidate or baseline by its arch_id.
 
-        Members are chosen by their means; the record is that of the first seed, whose weights are used for the member.
-        Raises UserError if the run has no such candidate.
+        Members are chosen by their means, and among several with this arch_id the cheapest; the record is that of the
+        first seed, whose weights are used for the member. Raises UserError if the run has no such member.
         """
         if choice in ("knee", "best"):
             if self.front:

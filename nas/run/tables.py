@@ -43,9 +43,9 @@ def trial_table(run: Run) -> Table:
 def front_table(run: Run) -> Table:
     """Return a row for every member of the front, cheapest first, with the columns of `trial_table`.
 
-    A row has the trial of the first seed, the cost and form of the most expensive one, and the mean loss with its
-    perplexity. `within_noise` compares it with its cheaper neighbour; `nats_below_neighbour` is the difference of their
-    mean losses, and `neighbour_error` its standard error, by document.
+    A row has the record of a `TrainedMember`. `within_noise`: not shown to be better than its cheaper neighbour;
+    `nats_below_neighbour` is the difference of their mean losses, and `neighbour_error` its standard error.
+    `knows_less_than_trigram` is about the mean loss.
     """
     front, neighbours = run.front, list(pairwise(run.front))
     below = [cheaper.mean_loss - costlier.mean_loss for cheaper, costlier in neighbours]

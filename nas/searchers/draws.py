@@ -107,7 +107,7 @@ class Draws:
         return sorted(map(int, rng.permutation(len(self.slices))), key=lambda number: held[number])
 
     def _new(self, rng: np.random.Generator, held: Counter[int | None], forms: Collection[Hashable]) -> Member | None:
-        """Draw a member with a new form from the slice that contains the fewest members and has one."""
+        """Return a member with a new form, drawn from the emptiest slice that yields one, else enumerated, or None."""
         for number in self._emptiest(held, rng):
             for _ in range(TRIES):
                 if self.place_of(member := self.slices[number].sample(rng)).form not in forms:

@@ -18,10 +18,10 @@ CHOICES = 16  # offspring drawn for each proposal; the one nearest to its latenc
 
 @final
 class Evolution(Strategy):
-    """Proposes draws that are even over costs, then offspring of the front so far.
+    """Proposes draws that are even over costs, then offspring of the best fronts so far.
 
-    Each offspring has a latency target, uniform in the slice of cost with the fewest trained members, and the nearest
-    of CHOICES draws is taken. Without a target nearly all offspring lie close to the budget, as nearly all members do.
+    Each offspring has a latency target, uniform in the slice of cost with the fewest trained members; the nearest new
+    one of CHOICES draws is taken. Without a target, most offspring lie close to the budget, as nearly all members do.
     """
 
     def __init__(self, problem: SearchProblem) -> None:

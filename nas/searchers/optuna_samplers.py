@@ -88,7 +88,7 @@ class OptunaStrategy(Strategy):
         return study
 
     def _nearest_new(self, layers: tuple[Layer, ...], known: Collection[Member]) -> list[Member]:
-        """Return the member with these layers if it is new, or the nearest one in a space of listed members."""
+        """Return a list of the member with these layers, or of the nearest new one if listed; empty if none is new."""
         if self.listed is None:
             return self.draws.new_of([member_of(self.space, layers)], known)
         new = self.draws.new_of(self.listed, known)

@@ -38,10 +38,10 @@ class Suggestion:
 
     Attributes:
         is_proxy: whether it is a low-fidelity evaluation, which stops at the first rung.
-        expected: predicted final log-perplexity, or None.
+        expected: predicted final log-perplexity, nats, or None.
         index: numbers candidates and baselines in order; a replicate has the index of its candidate.
         role: baselines are trained for comparison only.
-        replicate: the number of seeds after the run's own.
+        replicate: number of the seed after the run's own seed, which is 0.
     """
 
     member: Member
@@ -63,7 +63,7 @@ class Observation:
     """The result of a training, or the prediction from its low-fidelity evaluation.
 
     Attributes:
-        latency_s: seconds per token, of the form that its weights were verified to fold to.
+        latency_s: seconds per token, verified after a final training, and predicted before.
         log_perplexity: final result or prediction, nats; None if it diverged or failed.
         deviation: standard deviation of the prediction, nats; None for a result.
         promoted: whether an evaluated member has been promoted to its final training.
@@ -89,7 +89,7 @@ class Observation:
 
 
 class RemainingBudget(NamedTuple):
-    """How many low-fidelity evaluations (proxy_evals) and final trainings (ends) a search may still ask for.
+    """How many low-fidelity evaluations (`proxy_evals`) and `final_trainings` a search may still ask for.
 
     per_end: low-fidelity evaluations per final training after the first, over the whole search.
     """
@@ -176,7 +176,10 @@ def check_searcher(name: str) -> None:
 
 
 def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
-    """Return the constructor of a searcher. Raises UserError for an unknown name or a class that is no `Strategy`."""
+    """Return the constructor of a searcher.
+
+    Raises UserError for an unknown name, a class that is no `Strategy`, or one that cannot be imported.
+    """
     check_searcher(name)
     module, _, attribute = SEARCHERS.get(name, name).partition(":")
     if module == "optuna":

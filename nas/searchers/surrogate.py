@@ -4,10 +4,10 @@ The model is y = features @ weights + a discrepancy of each member + noise of ea
 per form of sub-layer and depth, and a few for the whole model, because losses grow faster as components become scarce.
 The standard deviations of form weights and discrepancy are the most probable ones of a grid.
 
-The global features are ln((1 + layers) / (1 + nonlinear FFNs)), the same for attentions (one with half of the heads
+Three global features are ln((1 + layers) / (1 + nonlinear FFNs)), the same for attentions (one with half of the heads
 counts as half), and attention gaps: the share of pairs of layers with no attention from the first to the second, so
-that no token mixing happens. Prior means, relative to the parent, are a least-squares fit over four parents
-(docs/proxies.md). Block scores of attentions add nothing to gaps, so their weight is near 0.
+that no token mixing happens. `Features.rows` lists the others. Prior means, relative to the parent, are a least-squares
+fit over four parents (docs/proxies.md). Block scores of attentions add nothing to gaps, so their weight is near 0.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", sections 2.1, 5.4.1 and 5.4.2.
 """
@@ -43,7 +43,7 @@ PAIRS = tuple(product(WORTHS, DISCREPANCIES))
 SHORT_UNIT = 0.1  # unit of WORTHS with short recovery, where most block scores are below 0.003 nats
 HEADS = {"none": 0.0, "softmax-half": 0.5}  # share of a layer's heads; all of them in other forms
 NUM_COUNTS = 7  # global features other than block scores
-SPREAD = 1.0  # standard deviation of the logarithms of both around USUAL
+SPREAD = 1.0  # standard deviation of the logarithms of WORTHS and DISCREPANCIES around USUAL
 
 
 class Prior(NamedTuple):
@@ -167,7 +167,7 @@ def lacking(left: Floats) -> Floats:
 
 
 def gap_share(has_attention: Bools) -> Floats:
-    """Return the share of layer pairs (i, j) without attention in layers i to j. has_attention: members x depth."""
+    """Return the share of layer pairs i < j without attention in layers i to j. has_attention: members x depth."""
     run, pairs = np.zeros(len(has_attention)), np.zeros(len(has_attention))
     for lacks in ~has_attention.T:
         run = (run + 1) * lacks
@@ -307,7 +307,7 @@ class _Whitened(NamedTuple):
 
 
 def fit(features: Features, known: Observations) -> Posterior:
-    """Return the posterior of the weights.
+    """Return the posterior of the weights, at the most probable of PAIRS.
 
     The algebra is over features, because a long search has more observations than features.
     """

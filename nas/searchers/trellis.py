@@ -105,7 +105,7 @@ class Trellis(Strategy):
         return observed
 
     def _new(self, posterior: Posterior, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
-        """Return members that may be trained, one per folded form."""
+        """Return new members that may be trained, one per folded form."""
         members: list[Member] = []
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes
         for weights in (posterior.mean, *posterior.draws(NUM_DRAWS, rng)):
@@ -131,7 +131,7 @@ class Trellis(Strategy):
         return completion(self._counts(members), weights)
 
     def _counts(self, members: Sequence[Member]) -> Floats:
-        """Return members x (1, and shares of layers with live norms, with attention, with a nonlinear FFN)."""
+        """Return members x (1, live norms per layer, and shares of layers with attention and with a nonlinear FFN)."""
         layers = self.stages.numbered([member.architecture.layers for member in members])
         kept = (self.features.kept[layers] > 0).mean(axis=1)
         return np.column_stack([np.ones(len(members)), self.features.live_norms[layers].mean(axis=1), kept])
@@ -165,7 +165,7 @@ class AcquisitionBatch:
     def suggestions(
         self, size: int, *, num_new: int, num_standing: int, remaining: RemainingBudget
     ) -> list[Suggestion]:
-        """Return the chosen trainings in order."""
+        """Return at most `size` trainings, as chosen. num_new, num_standing: of `members`, new and to be promoted."""
         new, standing = list(range(num_new)), list(range(num_new, num_new + num_standing))
         for place in range(num_new + num_standing, len(self.members)):
             self._take(place)

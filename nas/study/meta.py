@@ -37,7 +37,7 @@ def new_meta(
     device: str = "cpu",
     read: tuple[Reading, ...] = (),
 ) -> Meta:
-    """Return the meta of a new run. read: as in `DocumentSource`.
+    """Return the meta of a new run. device: where the parent is validated. read: as in `DocumentSource`.
 
     Raises UserError if a split of the corpus has no sequence.
 
@@ -90,7 +90,7 @@ def new_meta(
 def parent_result(
     parent: Parent, corpus: Corpus, scale: Scale, feasible: FeasibleSpace, device: str = "cpu"
 ) -> ParentResult:
-    """Validate the parent on the candidates' validation tokens, and compute its cost at the size of the space."""
+    """Validate the parent on the candidates' validation tokens, and compute its cost in the dimensions of the space."""
     priced = feasible.priced
     architecture = parent_architecture(parent.distillation, priced.space.base)
     cost = price_architecture(architecture, priced.pricer, priced.workload, priced.cost_of)

@@ -42,8 +42,8 @@ BLOCKS_FILE = "blocks.csv"
 BLOCK_READERS = ("trellis",)  # searchers that use block scores
 LEAST_ENDS = 3  # candidates that make a front with the parent
 LEAST_SHARE = 0.25  # of the tokens, below which candidates say little about each other
-CAREFUL_S = 20.0  # of steps that are measured before tokens are cut, in case that the machine was busy for a moment
-STARTING_S = 20.0  # of Ray, its workers and a candidate's initial weights
+CAREFUL_S = 20.0  # of steps, measured before tokens are cut, in case the machine was busy only for a moment
+STARTING_S = 20.0  # until Ray, its workers and a candidate's initial weights are ready
 TEACHER_COST = 1 / 3  # of a step, as a share of the step without the parent's predictions: its forward pass
 # 150 placements from the builtin parent (`experiments/data/table-12.csv`), in the median, while the rate is still high
 COST = "at most about 14 % of perplexity with half of the tokens, and 40 % with a quarter"
@@ -55,6 +55,9 @@ def start_trials(
     """Write the run's files, score the blocks of the parent, and open the trials.
 
     on_end: as in `Trials`. budget: time budget, which may reduce the tokens of a run without trials.
+
+    Raises UserError if saved block scores or the ledger are damaged, StoppedError if the time limit will pass before
+    any training.
     """
     budget = budget or TimeBudget(None, time.monotonic())
     write_meta(study.folder, study.meta)
@@ -102,11 +105,11 @@ def _blocks(study: ResolvedStudy, console: Console, budget: TimeBudget) -> Block
 
 
 def affordable(study: ResolvedStudy, budget: TimeBudget) -> Meta:
-    """Return the meta of a study without trials, with fewer training tokens if LEAST_ENDS candidates need that to end.
+    """Return the meta of a study without trials, with fewer training tokens if LEAST_ENDS candidates would not end.
 
-    All candidates get as many, because losses after different numbers of tokens do not compare. Tokens that the user
-    has set stay. The speed of trainings is measured on the CPU of this machine; without a time budget, or on other
-    devices, nothing changes.
+    All candidates get the same number of tokens, at least LEAST_SHARE of the planned ones, because losses after
+    different numbers do not compare. A number that the user has set stays. The speed of trainings is measured on the
+    CPU of this machine and passed to `budget`; without a time budget, on GPUs or on a cluster, nothing changes.
     """
     config, meta, resources = study.config, study.meta, study.resources
     if math.isinf(budget.left_s) or resources.gpus_per_trial or resources.ray_address is not None:
@@ -142,7 +145,8 @@ def open_trials(
 
     Baselines are the published rows with LayerNorm that exceed the budget, except the parent. blocks: the parent's
     block scores, for searchers that use them. on_end: as in `Trials`.
-    Raises UserError if the ledger is damaged before its last line.
+
+    Raises UserError if the ledger is damaged before its last line, or is empty or gone although trials have begun.
     """
     config, feasible, meta, folder = study.config, study.feasible, study.meta, study.folder
     assert config.generation_size is not None

@@ -33,7 +33,7 @@ def find_parent(name: str, begin_of_text: str = OWN_RULE) -> Parent:
     """Load a parent by a name that `load_parent` takes, by a training's folder, or as the `latest` training.
 
     begin_of_text: as in `StudyConfig`. Raises UserError as `load_parent` does, if the tokenizer lacks the token, or if
-    a training has no whole checkpoint or lost its tokenizer.
+    a training has no whole checkpoint, still contains components of its parent, or lost its tokenizer.
     """
     folder = _training(name)
     found = load_parent(name) if folder is None else parent_of(str(folder), _trained(folder))
@@ -41,9 +41,10 @@ def find_parent(name: str, begin_of_text: str = OWN_RULE) -> Parent:
 
 
 def find_parent_settings(name: str) -> Parent:
-    """Return the parent that `find_parent` loads, without weights and tokenizer, from its settings alone.
+    """Return an external parent from its settings alone, without weights, tokenizer and digest.
 
-    A training is loaded, since its weights decide its form. Raises UserError as `read_parent_architecture` does.
+    The builtin parent and trainings are loaded as `find_parent` does, since a training's weights decide its form.
+    Raises UserError as `read_parent_architecture` or, for these, as `find_parent` does.
     """
     if name == BUILTIN or _training(name) is not None:
         return find_parent(name)
@@ -53,7 +54,8 @@ def find_parent_settings(name: str) -> Parent:
 def find_initial(name: str, begin_of_text: str = OWN_RULE) -> Pretrained:
     """Load a model by a name that `load_initial` takes, by a training's folder, or as the `latest` training.
 
-    begin_of_text: as in `StudyConfig`. Raises UserError as `load_initial` does, or if the tokenizer lacks the token.
+    begin_of_text: as in `StudyConfig`; not used for a model without a tokenizer. Raises UserError as `load_initial`
+    does, if the tokenizer lacks the token, or for a training as `find_parent` does.
     """
     folder = _training(name)
     found = load_initial(name) if folder is None else _trained(folder)
@@ -87,8 +89,10 @@ def deployable(
     """Load the model of a checkpoint, not folded, with attention bounds set on these tokens, sequences x T.
 
     Returns its architecture, with exact softmax where a bounded one leaves fixed-point range; its weights by node of
-    the op graph, a tied output table written out; and these layers, with those whose eighth powers leave it, which have
-    no replacement. Raises UserError if it still contains components of its parent.
+    the op graph, with a tied output table written out; and a sentence for each layer whose bounded softmax was
+    replaced, or whose eighth powers leave fixed-point range (these stay as they are).
+
+    Raises UserError if the model still contains components of its parent.
     """
     model = trained_model(candidate, trained)
     layers = list(model.architecture.layers)

@@ -72,7 +72,7 @@ class PricedStudy:
 
     @property
     def lines(self) -> list[str]:
-        """Return the size, the feasible share, the cost of both ends and what the costs leave out, one line each."""
+        """Describe in lines what is left out of the space, its size, its feasible share and the range of its costs."""
         feasible, priced, choices = self.feasible, self.feasible.priced, self.feasible.space.definition.choices
         lines = [f"left out of the space: {choice}: {reason}" for choice, reason in self.left_out.items()]
         size, within = num_members(priced.space), feasible.num_feasible
@@ -106,7 +106,8 @@ class PricedStudy:
 def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: bool = True) -> PricedStudy:
     """Compute the costs of the whole space.
 
-    run: the run to resume, or None for a new study. reads_weights: whether the parent is loaded, as for a training.
+    run: the run to resume, or None for a new study. reads_weights: whether an external parent's weights and tokenizer
+        are loaded too, as a training needs them, or only its settings.
 
     The parent decides what a new study leaves open: the space if the default one has another block, the scale if the
     parent has another size, and budgets given as shares of its cost.
@@ -222,7 +223,7 @@ def _with_kept_layers(config: StudyConfig, space: SearchSpace, run: Run | None, 
 
 
 def _last_projection(feasible: FeasibleSpace) -> list[str]:
-    """Say what the budget would admit with --projection last. Several protocols take too long to count again."""
+    """Say what the budget would admit with --projection last; nothing under several protocols, which take too long."""
     priced, work = feasible.priced, feasible.priced.workload
     if work.deployment.projection == "last" or feasible.also:
         return []

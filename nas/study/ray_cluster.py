@@ -22,7 +22,7 @@ from nas.study.trials import RunHaltedError
 
 _log = logging.getLogger(__name__)
 
-# Makes Ray log nothing, report no usage and write no files of its own.
+# Makes Ray log nothing, report no usage, write no files of its own, and leave signals, priorities and folders alone.
 QUIET_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # of 15 by default, which leaves a trial 3 % of a core that it shares
@@ -49,9 +49,11 @@ def cluster_nodes(address: str) -> tuple[Node, ...]:
 
 @contextmanager
 def ray_session(resources: Resources, worker_env: Mapping[str, str]) -> Iterator[None]:
-    """Start Ray on this machine, or connect to a cluster, and leave it on exit. Raises RunHaltedError.
+    """Start Ray on this machine, or connect to a cluster, and leave it on exit.
 
-    Without an address, an existing session of this process is used and left open.
+    Without an address, an existing session of this process is used and left open. worker_env: environment variables of
+    the workers. Raises RunHaltedError if Ray does not start, the cluster cannot be reached, or this process already has
+    a session and an address is given.
     """
     address = resources.ray_address
     os.environ.update(QUIET_ENV)

@@ -41,7 +41,7 @@ def run_trials(
     budget: TimeBudget | None = None,
     on_change: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run trials until the schedule is finished or the time is up. `on_change` is called after every step.
+    """Run trials until the schedule is finished or the time is up. on_change: called after every step of Tune.
 
     Raises RunHaltedError if the run cannot continue now (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
@@ -124,7 +124,10 @@ class _Asker(_Unpickled, Searcher):
         self._is_cluster = resources.ray_address is not None
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the next trial as plain data, because Tune derives resources from a copy."""
+        """Return the next trial, None if there is none yet, or FINISHED if no more will come.
+
+        It is plain data, because Tune derives resources from a copy.
+        """
         self._plan()
         if self._trials.halted:
             return Searcher.FINISHED
@@ -146,7 +149,10 @@ class _Asker(_Unpickled, Searcher):
 
 
 class _Recorder(_Unpickled, tune.Callback):
-    """Passes every event on. On a cluster a trial that fails on a node is tried on up to MOST_NODES."""
+    """Passes Tune's events on to the trials and the time budget.
+
+    On a cluster, a trial that fails is tried again on another node, until it has failed on MOST_NODES.
+    """
 
     def __init__(
         self,
@@ -234,7 +240,7 @@ class _Stopper(_Unpickled, tune.Stopper):
 
 
 def loss_reason(error: Exception, folder: Path) -> str:
-    """Say why a trial ended without a record, from Ray's error, and write its traceback into the trial's folder."""
+    """Say why a trial ended without a record, from Ray's error; the traceback of a bug is written into `folder`."""
     if isinstance(error, DEAD_WORKER):
         return "the worker process died (out of memory?)"
     cause = error.cause if isinstance(error, RayTaskError) else error

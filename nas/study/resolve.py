@@ -1,4 +1,4 @@
-"""Resolves a study: finds everything that its trials read, once, in the order in which it is printed."""
+"""Resolves a study: finds the parent, devices, data and folder of its trials, once, and logs what it finds."""
 
 import logging
 from collections.abc import Sequence
@@ -64,8 +64,9 @@ class ResolvedStudy:
 def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy:
     """Find what a study trains on and from, and make the folder of a new one, `output_dir` or one under runs/.
 
-    Raises UserError for bad input or a damaged copy of the parent, InfeasibleError if no member within the budget stays
-    within fixed-point range with the parent's scores, StoppedError if the cluster cannot be reached.
+    Raises UserError for bad input, too little memory or a damaged copy of the parent, InfeasibleError if no
+    member within the budget stays within fixed-point range with the parent's scores, StoppedError if the cluster cannot
+    be reached.
     """
     config, run, parent = priced.config, priced.run, priced.parent
     if run is None:
@@ -165,9 +166,10 @@ def _corpus(
 def training_corpus(
     data: str, model: Pretrained | None, digest: str, *, vocab_size: int, seq_len: int, tokens: int, device: str
 ) -> tuple[Corpus, tuple[Reading, ...]]:
-    """Return the corpus of trainings, and what was read of folders, which is logged.
+    """Return the corpus of trainings, and which files of `data`'s folders were read or skipped, which is logged.
 
-    model: model with given weights, whose tokens are used and which generates text if asked. digest: its weights' hash.
+    model: the model that trainings start from, whose tokenizer is used and which generates the text if `data` is
+        `parent`; None from scratch. digest: its `digest_of`, or "". tokens: training tokens. device: where it runs.
     """
     source = sampled_source(data, model, digest, tokens, device) or open_source(data)
     for line in (line for read in source.read for line in read.lines):
@@ -197,7 +199,7 @@ def _on_devices(
 
 
 def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
-    """Return the builtin parent if a new study names none and it fits a space with this base, else None."""
+    """Return the builtin parent if a study at scale proxy names none and it fits a space with this base, else None."""
     if config.parent is not None or config.scale != "proxy":
         return None
     parent = load_parent(BUILTIN)
@@ -266,7 +268,7 @@ def device_of(config: StudyConfig) -> str:
 
 
 def memory_lines(priced: PricedStudy) -> list[str]:
-    """Estimate the memory of a study's largest training, on a CPU and, if there is one, on a GPU in its precision."""
+    """Estimate the memory of a study's largest training, on a CPU and, if it may use one, on a GPU in its precision."""
     config, run = priced.config, priced.run
     recipe = run.meta.recipe if run is not None else study_recipe(config, priced.parent and priced.parent.distillation)
     largest = Candidate(architecture=priced.feasible.space.base, recipe=recipe)

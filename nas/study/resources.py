@@ -29,7 +29,7 @@ WORTH = 20  # a measurement may take 1 / WORTH of the time of the search
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A machine of a cluster. name: printed to the user."""
+    """A machine that runs trials. node_id: Ray's, empty for this machine. name: printed to the user."""
 
     node_id: str
     name: str
@@ -44,7 +44,7 @@ class Resources:
     Attributes:
         slots: trials that the nodes can run at a time.
         max_concurrent: trials that may run at a time; None for as many as the nodes can, to which more may be added.
-        num_gpus: GPUs of this machine.
+        num_gpus: GPUs of this machine that Ray gets; 0 on a cluster, or if trials train on the CPU.
         gpus_per_trial: share of a GPU per trial; 0 for none.
         ray_address: an existing cluster, whose nodes share the run folder, or None for this machine.
     """
@@ -66,10 +66,10 @@ def this_machine() -> Node:
 
 
 def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
-    """Return resources for as many trials as there are cores, or as share the GPUs, or for fewer if asked.
+    """Return resources for one trial per core, on GPUs for no more than can share these, or for fewer if asked.
 
-    If there are GPUs, each trial has one, unless `config` says otherwise. Raises UserError if no trial fits on a node,
-    or if this machine cannot run as many as asked.
+    If there are GPUs, each trial has one, unless `config` says otherwise. Raises UserError if GPUs are asked for but
+    missing, no trial fits on a node, or this machine cannot run as many trials at a time as asked.
     """
     num_gpus = sum(node.num_gpus for node in nodes)
     share = config.gpus_per_trial if config.gpus_per_trial is not None else float(num_gpus > 0)
@@ -97,9 +97,10 @@ def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
 
 
 def resolved(config: StudyConfig, resources: Resources) -> StudyConfig:
-    """Fix the settings of a new run that depend on the machine where it begins; a resumed run keeps them.
+    """Set `generation_size` and `gpus_per_trial` of a new run by the machine where it begins; a resumed run keeps them.
 
-    Two generations are in training at once. `--max-concurrent` is ignored, so that it changes no number.
+    By default, a generation has half of the slots, since two are in training at once, but at most a quarter of the
+    trials, and at least GENERATION_SIZE. `--max-concurrent` is ignored, so that it changes no result.
     """
     half, learning = math.ceil(resources.slots / 2), config.num_trials // LEAST_GENERATIONS
     size = config.generation_size or max(GENERATION_SIZE, min(half, learning))
@@ -121,7 +122,9 @@ def resource_lines(config: StudyConfig, resources: Resources) -> list[str]:
 
 
 def best_share(gpu: Mapping[int, float], num_gpus: int, on_cores: float | None) -> float:
-    """Return the share of a GPU per trial with the highest rate, or 0 if the cores are as fast as the GPUs.
+    """Return the share of a GPU per trial with the highest rate, or 0 if the cores together are as fast as the GPUs.
+
+    More trainings share a GPU only if that is faster by GAIN.
 
     gpu: tokens a second of all trainings on one GPU, by their number. on_cores: tokens a second of one training on each
         core of the machine, as if they did not slow each other; None if trials may not run on the CPU.
@@ -133,7 +136,7 @@ def best_share(gpu: Mapping[int, float], num_gpus: int, on_cores: float | None) 
 
 
 def choose_share(config: StudyConfig, node: Node, candidate: Candidate) -> float:
-    """Choose the share of a GPU per trial of a new search on this machine, which has GPUs, and log why in one line.
+    """Choose the share of a GPU per trial of a new search on this machine, which has GPUs, and log the reason.
 
     At a small scale a GPU waits for its host between operations, and many cores train faster together. So the CPU is
     used, unless the GPU is known to be faster, or the search is so long that measuring both is worth its time.

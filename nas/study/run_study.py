@@ -36,13 +36,14 @@ def run_study(
     on_start: Callable[[Path], None],
     on_end: Callable[[Record], None],
 ) -> Path:
-    """Train candidates until the schedule is finished, then write tables, front and plots, and log the results.
+    """Train candidates until the schedule is finished or the time is up; then write tables, plots and report.
 
     Returns the run's folder: that of the resumed run, else `output_dir`, or one under runs/.
     began_s: when the time budget began, on the clock of `time.monotonic`.
     on_start: called with the folder once it is a run, before any trial begins. on_end: called with the record of every
         trial that ended in this process, once it is in the ledger.
-    Raises UserError for bad input, StoppedError or OSError if the run cannot continue now (it can be resumed).
+    Raises UserError for bad input, InfeasibleError as `resolve_study` does, StoppedError or OSError if the run cannot
+    continue now (it can be resumed) or no trial completed.
     """
     from nas.study.open_trials import start_trials  # torch
     from nas.study.resolve import resolve_study
@@ -80,7 +81,7 @@ def run_study(
 
 
 def require_home() -> None:
-    """Give Ray, which stores a token in its home directory, the cache folder if there is none or it is read-only."""
+    """Set HOME to the cache folder if the home directory is missing or read-only, since Ray stores a token there."""
     home = os.path.expanduser("~")
     if not (os.path.isdir(home) and os.access(home, os.W_OK)):
         require_writable_cache()

@@ -3,9 +3,9 @@
 A candidate gets a low-fidelity evaluation, up to the first rung, or its final training. A promoted candidate is asked
 for again, and continues from its checkpoint.
 
-Proposals are reproducible: generation g depends only on the seed, on g and on the results of generations up to g - 2,
-in any order of arrival. The lag keeps workers busy while a generation finishes. Rounds of replicates are two
-generations apart, so that each depends on all earlier ones.
+Proposals are reproducible without a time budget: generation g depends only on the configuration, on g and on the
+results of generations up to g - 2, in any order of arrival. The lag keeps workers busy while a generation finishes.
+Rounds of replicates are two generations apart, so that each depends on all earlier ones.
 
 Perplexity varies with the seed, and a front favours lucky seeds. The expected gain from one more seed is largest for
 members that have close neighbours and few seeds, and smaller than that of a new candidate as long as neighbours differ
@@ -38,7 +38,7 @@ AROUND_LINE = 0.025
 
 
 class Trainings(NamedTuple):
-    """Numbers of candidates: final trainings, and low-fidelity evaluations."""
+    """Numbers of candidates that get a final training (`ends`) and a low-fidelity evaluation (`shorts`)."""
 
     ends: int
     shorts: int
@@ -53,8 +53,8 @@ class TrialSchedule:
         baselines: members to train for comparison, in a run that has proposed nothing yet.
         finalist_seeds: most further seeds of a member of the front, once all candidates have ended.
         most_replicates: most further seeds in all.
-        reference: point of the hypervolume.
-        parent_loss: nats, of what candidates start from.
+        reference: reference point of the hypervolume.
+        parent_loss: the parent's validation loss, nats; None from scratch.
         known: proposals in the ledger. They are kept even where this version would propose others.
     """
 
@@ -129,7 +129,7 @@ class TrialSchedule:
 
     @property
     def num_evaluated(self) -> int:
-        """Number of candidates whose low-fidelity evaluation was asked for, but not their final training."""
+        """Number of candidates with a proposed low-fidelity evaluation that can still be promoted."""
         ends = {proposal.index for proposal in self.proposals if not proposal.is_proxy}
         ended = {index for index, _ in self.results}  # evaluations that diverged or failed
         return len({proposal.index for proposal in self.proposals} - ends - ended)
@@ -195,7 +195,10 @@ class TrialSchedule:
         return min(self._untold.values(), default=generation) > generation - LAG
 
     def trained(self, generation: int | None = None) -> list[Observation]:
-        """Return results and predictions of candidates of generations up to this one, in the order of proposal."""
+        """Return results and predictions of candidates of generations up to this one (None: all), as proposed.
+
+        Those that failed are left out.
+        """
         asked: dict[int, list[Suggestion]] = {}
         for proposal in self.proposals:
             if proposal.role == "candidate":
@@ -263,7 +266,7 @@ def losses_after_proxies(results: Sequence[Observation], parent_loss: float | No
 def next_round(
     results: Sequence[Observation], asked: Collection[Key], *, seeds: int, most: int, size: int, reference: Point
 ) -> list[Key]:
-    """Return the replicates to train next, at most `size`, the most valuable first; none if no more are wanted.
+    """Return the keys of the replicates to train next, at most `size`, most valuable first; none if none is wanted.
 
     results: of candidates and replicates that have ended. asked: earlier replicates. seeds: most replicates of a
         member. most: most replicates in all. reference: reference point of the hypervolume.
@@ -299,7 +302,7 @@ def _worth_of_a_seed(index: int, points: Mapping[int, Point], num_seeds: int, re
 
 
 def finalists(results: Iterable[Observation]) -> list[int]:
-    """Return the candidates on the front of means over seeds, cheapest first, as in `nas.run.members.front`."""
+    """Return the indexes of candidates on the front of means over seeds, cheapest first, as `nas.run.members.front`."""
     points = _means(results)
     return [index for index, _ in pareto_front(sorted(points.items()), lambda item: item[1])]
 

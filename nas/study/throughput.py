@@ -1,4 +1,4 @@
-"""Measures how fast a candidate trains, alone and beside others on one GPU; kept per card and shape.
+"""Measures how fast a candidate trains, alone and beside others on one GPU; cached per card and shape.
 
 Trainings that share a GPU are processes, as trials are. They train on random tokens, without the parent.
 """
@@ -57,7 +57,8 @@ def threads(num: int) -> Iterator[None]:
 def training_rate(candidate: Candidate, device: str, *, num_beside: int = 0, window_s: float | None = None) -> float:
     """Return the tokens a second of one training in this process, on the threads of a trial.
 
-    num_beside: processes that keep a core busy meanwhile, as other trials would. window_s: seconds of measured steps.
+    num_beside: processes that keep a core busy meanwhile, as other trials would. window_s: seconds to measure,
+        by default WINDOW_S.
     """
     keep_freed_memory()
     with ExitStack() as stack:
@@ -71,7 +72,7 @@ def training_rate(candidate: Candidate, device: str, *, num_beside: int = 0, win
 def shared_rates(candidate: Candidate, device: str, counts: Sequence[int]) -> dict[int, float]:
     """Return the total tokens a second of `counts` simultaneous trainings on one device, by count.
 
-    Raises StoppedError if a process ends, for want of memory for example, or takes longer than LONGEST_S.
+    Raises StoppedError if a process ends, for want of memory for example, or all take longer than LONGEST_S together.
     """
     with ExitStack() as stack:
         scratch = stack.enter_context(TemporaryDirectory(prefix="nas-rate-"))  # of workers, which are killed

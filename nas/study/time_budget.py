@@ -29,10 +29,10 @@ FIRST_TOLD_S = 1.0  # of steps after the first one, until the pace of a training
 TOLD_EVERY_S = 10.0  # and then again
 RECENT_S = 60.0  # the pace is that of the last minute
 LEAST_SHARE = 0.05  # of a phase, from which its end is foreseen
-LATE_SHARE = 0.02  # of the budget, by which a first candidate is late that is said to be
-LEAST_SHOWN_S = 0.1  # of a phase that is named
+LATE_SHARE = 0.02  # of the budget; if the first candidate will end later than by this share, a line says so
+LEAST_SHOWN_S = 0.1  # shorter phases are not named
 MARGIN = 1.1  # trainings take longer than their steps and validations: checkpoints, and the check of the folded form
-ENOUGH = 6  # final trainings below which low-fidelity evaluations are given up first,
+ENOUGH = 6  # with at most so many final trainings, low-fidelity evaluations are given up first,
 SPARE = 1.5  # unless all fit in time with this factor, as the pace of a busy machine is hardly known
 VALIDATION_COST = 1 / 3  # of a token, as a share of a training token's: its forward pass, by count of operations
 STAT = Path("/proc/self/stat")
@@ -53,8 +53,8 @@ def process_start_s() -> float:
 class Pace:
     """How fast a trial trains.
 
-    phases: seconds of its worker until its first step ended. num_steps: steps since then, or since the last pace.
-    seconds: that they took.
+    phases: seconds of each phase of its worker until its first step ended, by name. num_steps: steps since then, or
+    since the last pace. seconds: duration of these steps.
     """
 
     phases: Mapping[str, float]
@@ -70,7 +70,7 @@ def num_equivalent_steps(scale: Scale, share: float = 1.0) -> float:
 
 
 def paced(stop: Callable[[], bool], tell: Callable[[Pace], None], phases: Mapping[str, float]) -> Callable[[], bool]:
-    """Return a function to call after every step: it calls `stop` and sometimes passes the pace to `tell`.
+    """Return a function to call after every step, which returns `stop()` and sometimes passes the pace to `tell`.
 
     phases: seconds of the phases before the first step.
     """
@@ -105,11 +105,12 @@ def fitting(
 ) -> Trainings:
     """Return how many of the planned trainings fit in the seconds that are left.
 
-    Evaluations keep their share of the trainings, unless fewer than ENOUGH candidates would end: then there are only
-    those that fit with SPARE time.
+    Evaluations keep their share of the trainings, unless at most ENOUGH candidates would end: then there are only those
+    that fit with SPARE time.
 
-    busy_s: that trainings in progress still take, added up. places: trainings at a time. most: trainings that are
-        planned. num_ended: candidates that end besides. num_evaluated: candidates that could be promoted at once.
+    busy_s: seconds that trainings in progress still take, added up. places: trainings at a time. most: planned
+        trainings. num_ended: candidates whose final training was already asked for. num_evaluated: candidates that
+        could be promoted at once.
     """
     rest_s, room_s = needs.end_s - needs.short_s, places * left_s - busy_s
     for ends in range(most.ends, 0, -1):
@@ -127,7 +128,8 @@ def fitting(
 class TimeBudget:
     """The seconds of a run, counted from the start of the command, and what took them.
 
-    seconds: planned time for trainings; None without a budget. limit_s: time after which the run ends in any case.
+    seconds: planned time of the run; None without a budget. began_s: start of the command, on the clock of
+    `time.monotonic`. limit_s: time after which the run ends in any case.
     """
 
     def __init__(self, seconds: float | None, began_s: float, limit_s: float | None = None) -> None:
@@ -152,7 +154,7 @@ class TimeBudget:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step in the last minute; None before any pace was reported."""
+        """Mean seconds of a step, over the last minute of reports; None before any pace was reported."""
         num_steps = sum(pace.num_steps for _, pace in self._recent)
         return sum(pace.seconds for _, pace in self._recent) / num_steps if num_steps else None
 
@@ -203,7 +205,8 @@ class TimeBudget:
     def plan(self, trials: Trials, places: int) -> None:
         """Plan which trainings the schedule asks for, and log how many candidates will end if that has changed.
 
-        places: trainings at a time. Halts the run if no candidate can end within the limit.
+        places: trainings at a time. Halts the run if no candidate would end by the time limit and no shorter
+        budget is set.
         """
         step_s, schedule, scale = self.step_s, trials.schedule, trials.setting.recipe.scale
         if math.isinf(self._seconds) or step_s is None:
@@ -260,9 +263,9 @@ class TimeBudget:
         self._logged_s, self._logged = now_s, count
 
     def has_time_for(self, trials: Trials, suggestion: Suggestion) -> bool:
-        """Whether a training may begin: it ends in time, or is the final training of the first candidate.
+        """Whether a training may begin: it ends in time, or no final training of a candidate has begun yet.
 
-        An evaluation must leave time for the final training. Baselines need time for all candidates.
+        An evaluation must leave time for its final training. A baseline may begin only if all candidates fit in time.
         """
         schedule, most = trials.schedule, trials.schedule.most.ends
         if suggestion.role == "candidate" and not any(_finals(trials)):
@@ -272,7 +275,10 @@ class TimeBudget:
         return self._needs.of(replace(suggestion, is_proxy=False), schedule.proxy_evals) <= self.left_s
 
     def is_over(self, trials: Trials) -> bool:
-        """Whether the run must stop now: after the limit, or after the budget once a candidate has ended."""
+        """Whether the run must stop now: after the limit, or after the budget if a candidate has completed.
+
+        After the budget, candidates that diverged or failed count once no other is in its final training.
+        """
         if self.used_s >= self._limit_s:
             return True
         running, ended = _finals(trials)

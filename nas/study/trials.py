@@ -41,7 +41,7 @@ class RunHaltedError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialSetting:
-    """Plain data that all trials of a run share. folder: the run's. second: the second corpus."""
+    """Plain data that all trials of a run share. folder: the run's. second: the second corpus, or None."""
 
     config: StudyConfig
     recipe: Recipe
@@ -173,7 +173,10 @@ class Trials:
         return self.schedule.is_held and not self._again
 
     def next_trial(self) -> Trial | None:
-        """Return the next trial, or None if there is none now; pass results that the ledger has to the schedule."""
+        """Return the next trial, or None if there is none now; pass results that the ledger has to the schedule.
+
+        Raises UserError if the first results in the ledger are of other candidates than this configuration proposes.
+        """
         if self._again:
             return self._handed_out(self._again.pop(0))
         while (suggestion := self.schedule.ask()) is not None:
@@ -243,7 +246,7 @@ class Trials:
         self.halted = self.halted or reason
 
     def lost(self, trial: Trial, reason: str) -> None:
-        """Resume a trial from its checkpoint after its worker died; after MAX_LOSSES such losses, it fails."""
+        """Resume a trial from its checkpoint after its worker died; more than MAX_LOSSES between two rungs fail it."""
         if trial.key not in self.running or self.halted:
             return
         self._losses[trial.key] += 1
@@ -346,7 +349,7 @@ class Trials:
 
 
 def price_fields(architecture: Architecture, feasible: FeasibleSpace) -> dict[str, Any]:
-    """Return a record's fields with the costs of an architecture under every protocol of a search."""
+    """Return the fields of a `Record` with the costs of an architecture under every protocol of a search."""
     every = (constraint.priced for constraint in feasible.every)
     first, *others = (price_architecture(architecture, at.pricer, at.workload, at.cost_of) for at in every)
     names = (constraint.priced.pricer.protocol for constraint in feasible.also)

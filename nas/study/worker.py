@@ -65,8 +65,8 @@ def out_of_reach(trial: Trial) -> str | None:
 def run_trial(trial: Trial, on_pace: Callable[[Pace], None] = lambda pace: None) -> Iterator[Record]:
     """Train a candidate; yield a `rung` record per rung and one `finished` record. on_pace: called from time to time.
 
-    Errors of the candidate and bugs become `failed` records with a reason; tracebacks of bugs are written into the
-    trial's folder. Raises RunHaltedError for errors of the machine (disk full).
+    Errors of the candidate, timeouts and bugs become `failed` records with a reason; tracebacks of bugs are written
+    into the trial's folder. Raises RunHaltedError if a file cannot be written (disk full).
     """
     try:
         with _deadline(trial.setting.config.trial_timeout_s) as is_over:

@@ -1,4 +1,4 @@
-"""Batches of training steps and validation, as functions of seed and step alone; and validation."""
+"""Batches for training, which depend on corpus, seed and step alone, batches for validation, and validation."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,7 +50,7 @@ def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: 
 
 
 def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Return inputs and targets of about `tokens` tokens, by default the scale's (`held_out_targets`)."""
+    """Return batches of inputs and targets, in all about `tokens` tokens (`held_out_targets`); None for the scale's."""
     batch, seq_len = scale.micro_batch, scale.seq_len
     targets = held_out_targets(corpus, seq_len, tokens or scale.validation_tokens)
     sequences = gather(corpus, "validation", targets.indices, seq_len)
@@ -58,8 +58,9 @@ def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) 
 
 
 class Prefetched(Generic[T]):
-    """Makes batches ahead of time in a thread, so that a GPU does not wait: calls `make(step)` for rising steps, up to
-    `AHEAD` steps early. Errors are raised when their step is requested.
+    """Makes batches in a thread, `make(step)` up to AHEAD steps early, so that a GPU does not wait.
+
+    Errors are raised when their step is requested.
     """
 
     def __init__(self, make: Callable[[int], T]) -> None:
@@ -98,7 +99,7 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = 
 
 @torch.no_grad()
 def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale, tokens: int = COMPARED) -> Agreement:
-    """Compare the predictions of two models on one device, on about `tokens` validation tokens."""
+    """Compare the predictions of two models on one device on `tokens` validation tokens, or the scale's if fewer."""
     device, sums, count = model.embed.weight.device, np.zeros(2), 0
     for inputs, _ in validation_batches(corpus, scale, min(tokens, scale.validation_tokens)):
         ours, theirs = (
@@ -118,7 +119,7 @@ def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]
 
 
 def check(candidate: Candidate, corpus: Corpus) -> None:
-    """Raise UserError if corpus and recipe do not fit together."""
+    """Raise UserError if a split has no sequence of the recipe's length, or the tokenizer exceeds the vocabulary."""
     scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
     require_chunks(corpus, scale.seq_len)
     if corpus.vocab_size > vocab_size:

@@ -37,9 +37,9 @@ class Checkpoint:
     """The state of a trial between two steps.
 
     identity: candidate, corpus and seed, which must be equal on resuming. progress: plain JSON data of the training
-        loop.
-        optimizer: None if the training has ended, so that it cannot be resumed. device: kind of device it was trained
-            on; None in old checkpoints, which did not record it.
+        loop. weights: as from `stored_weights`. optimizer: states of the optimizers and other trained values; None if
+        the training has ended, so that it cannot be resumed. device: kind of device (`kind_of`) it was trained on; None
+        in old checkpoints, which did not record it.
     """
 
     step: int
@@ -55,8 +55,7 @@ class TrainingProgress:
     """Progress of a run, stored in its checkpoints beside tensors; plain data.
 
     initial_loss: loss of the first step or, if larger, of the best model without context, since given weights start
-        low.
-        losses: those of the last steps. Both are in nats per token, for the divergence rule.
+        low. losses: those of the last steps. Both are training losses in nats per token, for the divergence rule.
     """
 
     step: int = 0
@@ -68,7 +67,7 @@ class TrainingProgress:
 
 
 def save(trial: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint into the folder of a trial. Raises OSError, e.g. if the disk is full."""
+    """Write a checkpoint into a trial's folder, and remove old ones. Raises OSError, e.g. if the disk is full."""
     folder = trial / FOLDER
     ended = checkpoint.optimizer is None
     final = folder / f"step-{checkpoint.step:09d}{'-end' if ended else ''}"
@@ -107,7 +106,7 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Checkpoint | None:
-    """Read the newest whole checkpoint, or return None; damaged ones are skipped with a warning.
+    """Return the newest whole checkpoint, or None; damaged ones are skipped with a warning.
 
     Raises UserError if it belongs to another candidate, corpus or seed than `identity`.
     """

@@ -1,6 +1,6 @@
 """The default device of a training, the precision of products on it, and compiled code.
 
-On CUDA, layers and losses of a training step run fused, one piece of code for each kind of layer.
+On CUDA, layers and losses of a training step run as compiled code, one piece for each kind of layer.
 """
 
 import logging
@@ -36,10 +36,11 @@ def usual_device() -> Device:
 
 
 def on_device(changes: RecipeChanges, device: str, scale: ScaleName) -> RecipeChanges:
-    """Set the precision of a new training, so that it stays the same when the training is resumed elsewhere.
+    """Return the changes with the precision of a new training, so that it stays the same when resumed elsewhere.
 
     The default is bfloat16 products, with weights, sums and loss in float32, on a GPU and, at scales of real models, on
-    a CPU with matrix units. A GPU without bfloat16 units trains in float32 instead. Each choice on a CPU is logged.
+    a CPU with matrix units; else None on a CPU. A GPU without bfloat16 units trains in float32 even if bfloat16 was
+    requested. The log says if bfloat16 is chosen on a CPU, or does not suit the device.
     """
     if changes.precision not in (None, "bfloat16"):
         return changes
@@ -60,7 +61,7 @@ def on_device(changes: RecipeChanges, device: str, scale: ScaleName) -> RecipeCh
 
 
 def lowered(candidate: Candidate, device: str, changes: RecipeChanges = UNCHANGED) -> Candidate:
-    """Return a candidate in the precision that it has on a device. changes: requested changes of its recipe."""
+    """Return a candidate in the precision that it has on a device. changes: those requested; only precision counts."""
     precision = on_device(changes, device, candidate.recipe.scale.name).precision
     recipe = candidate.recipe if precision is None else replace(candidate.recipe, precision=precision)
     return replace(candidate, recipe=recipe)
@@ -78,7 +79,7 @@ def layer_function(recipe: Recipe, device: str) -> LayerFunction:
 
 
 def compiled(function: F, recipe: Recipe, device: str, eager: F | None = None) -> F:
-    """Return compiled code of a function if it is wanted and possible, else the function, or `eager`."""
+    """Return compiled code of a function if the recipe and device allow it, else the function, or `eager` if given."""
     backend, plain = BACKENDS.get(torch.device(device).type), eager or function
     if recipe.compile == "off" or backend is None:
         return plain

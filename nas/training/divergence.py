@@ -1,9 +1,10 @@
 """When a run counts as diverged, and where in the model; docs/training.md has both rules.
 
-A run whose last `WINDOW` losses exceed its initial one is worse than untrained, not because of a spike or one batch.
-With a distillation schedule, which may remove parts at once, this rule holds only in the second half of the steps.
+A run diverges if a loss or gradient is not finite, or if each of its last `WINDOW` losses exceeds its initial one: it
+is then worse than untrained, not because of a spike or one batch. The second rule holds after warm-up or, with a
+distillation schedule, which may remove parts at once, in the second half of the steps.
 
-On a GPU no training step waits for its numbers, which are judged some steps later (`Readings`).
+On a GPU most steps do not wait for their numbers, which are judged some steps later (`Readings`).
 """
 
 import math
@@ -32,9 +33,9 @@ def above_start(losses: Sequence[float], initial: float) -> bool:
 def nonfinite_step(
     objective: nn.Module, batches: Iterable[Tensor], loss: float, gradient_norm: float
 ) -> tuple[str, str] | None:
-    """Return why a step is not finite, as a format string, and the layer; None if the whole step is finite.
+    """Return why a step is not finite, a format string of `step` and `layer`, and the layer; None if all is finite.
 
-    objective: with the gradients of the step. batches: the step's tokens.
+    objective: with the gradients of the step. batches: the step's tokens, each batch x T.
     """
     model = objective.get_submodule("model")
     if not math.isfinite(loss):
@@ -50,7 +51,7 @@ def nonfinite_step(
 
 
 def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> str:
-    """Name the first module without submodules, in order of execution, whose output is not finite on these tokens."""
+    """Name the first module to run, of those without submodules, with an output that is not finite; or "the model"."""
     broken: list[str] = []
 
     def check(name: str, module: nn.Module, inputs: object, output: object) -> None:
@@ -70,7 +71,7 @@ def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> s
 
 
 def steepest_module(model: nn.Module) -> str:
-    """Name the module with the largest gradient norm."""
+    """Name the module of the parameter whose gradient has the largest norm that is not NaN."""
     norms = {name: p.grad.double().norm().item() for name, p in model.named_parameters() if p.grad is not None}
     return max(norms, key=lambda name: (not math.isnan(norms[name]), norms[name])).rpartition(".")[0]
 
@@ -82,7 +83,8 @@ class Readings:
     `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks one and stays 1, and optimizers
     with `halted` as `found_inf` change nothing. The host finds out when it reads that step.
 
-    losses, initial_loss: those of earlier steps, as in `TrainingProgress`. least_initial: the smallest initial loss.
+    lag: number of steps that `take` leaves unread. losses, initial_loss: those of earlier steps, as in
+        `TrainingProgress`. least_initial: least value of the initial loss, nats per token.
     """
 
     def __init__(
@@ -105,9 +107,9 @@ class Readings:
         self._settled.fill_(settled)
 
     def judged(self, values: Tensor) -> Tensor:
-        """Return a step's loss, penalty and gradient norm, float64, followed by `halted`.
+        """Return a step's loss, penalty and gradient norm (`values`, float64) followed by `halted`.
 
-        `halted` is 1 if this or an earlier step broke a rule of divergence, so that no weight changed.
+        `halted` is 1 if this or an earlier step broke a rule of divergence, so that no weight changes; 0 without a lag.
         """
         if self.lag:
             loss, _, norm = values
@@ -139,7 +141,7 @@ class Readings:
 
 
 def turning_points(recipe: Recipe, model: Decoder) -> set[int]:
-    """Return the steps that are judged at once: rungs, and steps after which not only weights change."""
+    """Return the steps that are judged at once: rungs, and steps after which norms, gates or FFNs change too."""
     num_steps = recipe.scale.num_steps
     points = {*recipe.scale.rung_steps, *freezing_steps(list(frozen_norms(model)), recipe.freezing, num_steps).values()}
     if recipe.distillation is not None:

@@ -43,12 +43,12 @@ class TrainingManifest:
 
 
 def is_training(folder: Path) -> bool:
-    """Whether `nas.train` wrote the folder."""
+    """Whether the folder has a manifest of `nas.train`."""
     return os.path.isfile(folder / TRAINING_FILE)
 
 
 def training_tokenizer(folder: Path, corpus: str) -> Path:
-    """Return the folder of a training's tokenizer: its own if it started from given weights, else the corpus's."""
+    """Return the folder of a training's tokenizer: its own if it has one, else that of the corpus (its fingerprint)."""
     own = folder / TOKENIZER_FOLDER
     return own if (own / TOKENIZER_FILE).is_file() else tokenizer_folder(corpus)
 

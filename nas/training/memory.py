@@ -35,10 +35,10 @@ class TooLargeError(StoppedError):
 class Memory:
     """The largest tensors of a training, in bytes, without overhead of the allocator, products or saving a checkpoint.
 
-    parent: its parameters, if it is the teacher, on a CPU with those rounded to bfloat16. activations: tensors saved
-        for the gradients of a micro-batch, including the gradient of the projection to the vocabulary and the weights
-        that are rounded to bfloat16.
-    logits: the largest chunk of logits on a GPU; chunks are small on a CPU. context: memory of the CUDA context.
+    parent: parameters of the teacher, 0 without one; on a CPU in bfloat16, with their rounded copies. moments: states
+        of the optimizers. activations: tensors saved for the gradients of a micro-batch, including the gradient of the
+        projection to the vocabulary and the weights that are rounded to bfloat16. logits: the largest chunk of logits
+        on a GPU; chunks are small on a CPU. context: memory of the CUDA context.
     """
 
     parameters: int
@@ -122,7 +122,7 @@ def require_memory(memory: Memory, available: int | None, num_trials: int = 1) -
 
 
 def available_bytes(device: str) -> int | None:
-    """Return the free memory of a device, or of this machine for a CPU; None if the system does not say."""
+    """Return the free memory of a GPU, or of this machine, in bytes; None if the system does not say."""
     return int(torch.cuda.mem_get_info(device)[0]) if torch.device(device).type == "cuda" else free_bytes()
 
 

@@ -1,6 +1,6 @@
-"""The training curve of a trial on disk: a row per step, also for TensorBoard, and an object per diagnosed step.
+"""The training curve of a trial on disk: a row per step, also for TensorBoard, and a JSON object per diagnosed step.
 
-A resumed trial first drops rows after its checkpoint, so that all but seconds equals an uninterrupted run. A
+A resumed trial first drops rows after its checkpoint, so that all but `seconds` equals that of an uninterrupted run. A
 diagnosis costs one more forward pass of a micro-batch, and does not change the training.
 """
 
@@ -61,7 +61,7 @@ def is_due(step: int, scale: Scale) -> bool:
 
 @torch.no_grad()
 def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
-    """Diagnose the model on inputs (tokens, batch x T) with its present gradients."""
+    """Return a diagnosis of the model on inputs (tokens, batch x T), with its present gradients."""
     model, penalty = objective.model, objective.penalty
     _, entropies = model.features(inputs, with_entropies=True)  # without logits, which would be the largest tensor
     assert entropies is not None
@@ -101,9 +101,11 @@ def _finite(number: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics:
-    """One optimizer step: losses before it, in nats per token; seconds since the trial began, in all its processes.
+    """One optimizer step; losses are in nats per token.
 
-    penalty: penalty of the entropy regulariser, without its weight. val_loss: only at rungs.
+    tokens: training tokens so far. train_loss: before the step. penalty: of the entropy regulariser, without its
+        weight, nats^2. gradient_norm: before clipping. seconds: since the trial began, in all its processes.
+        val_loss: after the step, only at rungs.
     """
 
     step: int
@@ -120,7 +122,10 @@ COLUMNS = tuple(field.name for field in fields(StepMetrics))
 
 
 class MetricsLog:
-    """Appends steps; `flush` writes them to disk. Raises OSError, e.g. if the disk is full."""
+    """Appends steps; `flush` writes them to disk. Raises OSError, e.g. if the disk is full.
+
+    last_step: last step of earlier processes to keep; rows after it are removed.
+    """
 
     def __init__(self, folder: Path, *, last_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # imported late, because it takes 1.5 seconds

@@ -30,8 +30,8 @@ COLLAPSE_SHARE = 0.02  # of ln T: a head below it attends to one token. Only rec
 class Losses(NamedTuple):
     """Losses of a batch, without their weights.
 
-    cross_entropy: mean over tokens, nats. penalty: of attention entropies. distillation: KL(parent || model), mean over
-        tokens, nats.
+    cross_entropy: mean over tokens, nats. penalty: of `EntropyPenalty`, nats^2; 0 without. distillation: KL(parent ||
+        model), mean over tokens, nats; 0 without.
     """
 
     cross_entropy: Tensor
@@ -68,7 +68,7 @@ class Objective(nn.Module):
     def forward(self, inputs: Tensor, targets: Tensor, lesson: Lesson | None = None) -> tuple[Tensor, Losses]:
         """Return the loss to be differentiated, without the penalty, and all losses.
 
-        inputs, targets: batch x T. lesson: the parent's lesson for these inputs, needed for distillation.
+        inputs, targets: batch x T, int64. lesson: the parent's lesson for these inputs, needed for distillation.
         """
         hidden_states: list[Tensor] = []
         with bf16_products(inputs.device.type, enabled=self.lowered):
@@ -100,9 +100,9 @@ class Objective(nn.Module):
         penalty_weight: float | Tensor,
         lessons: Iterable[Lesson] | None = None,
     ) -> Losses:
-        """Compute gradients and losses of a batch in equal parts, so that only one part is in memory.
+        """Add gradients to the parameters in equal parts of a batch, so that only one is in memory; return its losses.
 
-        lessons: as in `forward`, one per part.
+        penalty_weight: of the penalty in the gradients. lessons: as in `forward`, one per part.
         """
         adds_up = self.penalty is not None and self.penalty.settings.form == "published-code"
         penalty_share = 1.0 if adds_up else 1 / num_parts

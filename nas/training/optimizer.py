@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from nas.recipe.recipe import Recipe
 
-PACKED = {"qkv": 3, "qk": 2}  # linears that stack several matrices
 UNDECAYED = ("thresholds", "log_weight")  # have two dimensions, but are no weights of a linear
 MOMENTUM = 0.95  # of `Muon`, in both of its sources
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al.: singular values end between about 0.7 and 1.2
@@ -19,19 +18,25 @@ ADAMW_RMS = 0.2  # arXiv 2502.16982: root mean square of an entry of AdamW's ste
 
 
 def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
-    """Return AdamW for every parameter or, with `muon`, for all but the weights of the layers' linears.
+    """Return AdamW for all parameters to train or, with `muon`, AdamW and then Muon for weights of the layers' linears.
 
     Source of what decays: arXiv 2410.13060's training code, which does not decay biases, norms or gains.
     """
     named = {name: value for name, value in module.named_parameters() if value.requires_grad}
     linears = {name: weight for name, weight in named.items() if ".layers." in f".{name}" and decays(name, weight)}
-    linears = {name: weight for name, weight in linears.items() if weight.shape[1] > 1}  # row lengths have one column
     if recipe.optimizer == "adamw" or not linears:
         return (adamw_over([(value, decays(name, value)) for name, value in named.items()], recipe),)
     rest = adamw_over([(value, decays(name, value)) for name, value in named.items() if name not in linears], recipe)
     owners = {name: name.partition(".parametrizations.")[0].removesuffix(".weight") for name in linears}
-    weights = [(weight, PACKED.get(owners[name].rpartition(".")[2], 1)) for name, weight in linears.items()]
+    weights = [(weight, _num_matrices(module, owners[name])) for name, weight in linears.items()]
     return rest, Muon(weights, lr=_rate(recipe, weights[0][0].is_cuda), weight_decay=recipe.weight_decay)
+
+
+def _num_matrices(module: nn.Module, linear: str) -> int:
+    """Return the number of equal matrices stacked in a linear: of keys, of values, and of as many queries at a time."""
+    owner, _, name = linear.rpartition(".")
+    widths: Any = module.get_submodule(owner).widths if name == "qkv" else None
+    return sum(widths) // widths[-1] if widths else 2 if name == "qk" else 1
 
 
 def decays(name: str, parameter: Tensor) -> bool:
@@ -55,7 +60,7 @@ def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) 
 
 
 def _rate(recipe: Recipe, is_cuda: bool) -> float | Tensor:
-    """Return the first learning rate, on a GPU as a tensor, so that a captured step reads its present value."""
+    """Return the peak learning rate, on a GPU as a tensor, so that a captured step reads its present value."""
     return torch.tensor(recipe.scale.learning_rate, device="cuda") if is_cuda else recipe.scale.learning_rate
 
 
@@ -70,7 +75,7 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 
 def state_tensors(module: nn.Module, moving: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """Return the optimizers' state on the CPU, named `exp_avg.<parameter>` and so on."""
+    """Return the optimizers' state on the CPU by name, such as `exp_avg.<parameter>`."""
     return {
         f"{kind}.{name}": value.cpu()
         for name, parameter in module.named_parameters()
@@ -104,7 +109,7 @@ class Muon(torch.optim.Optimizer):
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks". Steps are scaled as in Liu et
     al. 2025, arXiv 2502.16982, section 2.2, so that AdamW's learning rates and weight decay can be used.
 
-    weights: pairs of a weight and the number of equally large matrices stacked in it (3 for queries, keys and values).
+    weights: pairs of a weight and the number of equally large matrices stacked in it, such as queries, keys and values.
         The state is one buffer per weight, `momentum`.
     """
 

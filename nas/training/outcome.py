@@ -35,13 +35,14 @@ class VerifiedForm:
     """The folded form of a trained model, as verified.
 
     Attributes:
-        architecture: in the dimensions of the costs.
+        architecture: the folded one, in the dimensions for which costs are computed.
         left: parts that fold by rule but not with these weights, with the reason.
         logits_error: largest difference of a logit from the trained model's, relative to the largest logit; single
             precision.
-        fixed_point_error, trained_fixed_point_error: the same for the folded and the trained model in fixed point.
+        fixed_point_error, trained_fixed_point_error: the same for the folded and the trained model in fixed point,
+            against the trained one in double precision.
         top1_agreement: share of positions with the same most likely token as the trained model.
-        holds: whether all of these are within the limits of `nas.conversion.verified_fold`.
+        holds: whether the folded model may replace the trained one (`nas.conversion.verified_fold`).
     """
 
     architecture: Architecture

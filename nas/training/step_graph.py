@@ -1,4 +1,4 @@
-"""A training step, and the same as one CUDA graph; launched kernel by kernel, a small batch waits for launches."""
+"""A training step, and its capture as one CUDA graph, without which a small batch waits for launches of kernels."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ class OptimizerStep:
     """An optimizer step that reads no number back, so that it can be captured as a graph on a GPU.
 
     lessons: maps a batch and its number of parts to the parent's lessons for each part; None without a parent.
-    readings: judges each step's numbers before they are sent to the host.
+    readings: judges each step's numbers before they are sent to the host; must be set before the first step.
     """
 
     readings: Readings
@@ -55,9 +55,9 @@ class OptimizerStep:
         self.readings.begin(settled=settled)
 
     def differentiate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the gradients; return the step's numbers for the host, and the norm of the whole gradient.
+        """Compute the gradients; return the result of `Readings.judged`, and the norm of the whole gradient.
 
-        They are averages over parts of a micro-batch each, which is halved once if the memory of a GPU runs out.
+        Gradients are averages over parts of a micro-batch each, which is halved once if the memory of a GPU runs out.
         Raises torch.OutOfMemoryError the second time, or if it cannot be halved.
         """
 
@@ -97,12 +97,12 @@ class OptimizerStep:
             optimizer.step()
 
     def clear(self) -> None:
-        """Drop the gradients, also of gated parts, which do not change without one."""
+        """Drop the gradients; optimizers do not change a weight without one, such as that of a removed part."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def take(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Take the whole step; return its numbers."""
+        """Take the whole step; return the result of `Readings.judged`."""
         values, norm = self.differentiate(inputs, targets)
         self.move(norm)
         self.clear()
@@ -118,7 +118,8 @@ class StepGraph:
     """Launches the work of a step as a graph after `WARM_UP` steps.
 
     The work must not read a number back, and whatever changes between steps must stay in the same tensors. Memory of
-    the graph is kept until it is dropped.
+    the graph is kept until it is dropped. No graph is wanted for a step of more than MOST_CAPTURED tokens, on a CPU, or
+    if the recipe's `compile` is off.
 
     work: takes a step on inputs and targets, both batch x T, and returns its numbers.
     undo: clears what a failed capture leaves.
@@ -133,7 +134,7 @@ class StepGraph:
         self.drop()
 
     def drop(self, *, for_good: bool = False) -> None:
-        """Drop the graph, because the work has changed; it is captured again after `WARM_UP` further steps."""
+        """Drop the graph, since the work changes; unless `for_good`, it is captured again after `WARM_UP` steps."""
         self.is_wanted = self.is_wanted and not for_good
         self._num_taken, self._num_bytes = 0, 0
         self._replay: Callable[..., Tensor] | None = None
@@ -163,7 +164,10 @@ class StepGraph:
 
 
 def captured(work: Callable[[Tensor, Tensor], Tensor], *arguments: Tensor) -> Callable[..., Tensor]:
-    """Capture the work without running it; return a function that runs it on other arguments of the same shapes."""
+    """Capture the work without running it; return a function that runs it on other arguments of the same shapes.
+
+    Every run returns the same tensor, whose values the next run overwrites.
+    """
     held = [argument.clone() for argument in arguments]
     graph = torch.cuda.CUDAGraph()
     # other threads, which prepare the next batches, may continue their CUDA calls

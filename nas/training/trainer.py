@@ -57,8 +57,8 @@ def train(
         folder: for metrics, TensorBoard log and checkpoints. A run in it is resumed; its earlier rungs, and its outcome
             if it has ended, are yielded again first.
         initial: deployed weights of `candidate.initial_architecture` to start from; missing ones are random.
-        teacher: the parent, needed for a distillation schedule.
-        stop: called after every step; if it returns True, the run is saved and ends without an outcome.
+        teacher: the parent, needed if a distillation schedule gives its predictions or hidden states a weight.
+        stop: called after every step; if it returns True, the run is saved (in a folder) and not continued.
 
     Raises UserError if corpus and recipe do not fit or the folder has another run; OSError if it cannot be written;
     TooLargeError if memory is too small.
@@ -144,7 +144,7 @@ class TrainingRun:
         self._since_s = time.perf_counter()
 
     def step(self) -> list[StepMetrics]:
-        """Take one optimizer step; return the metrics of the steps judged so far (on a CPU, this step).
+        """Take one optimizer step; return the metrics of the steps that were judged meanwhile (on a CPU, this step).
 
         No weight changes from a diverged step on; the outcome is set when that step is judged.
         """
@@ -174,9 +174,10 @@ class TrainingRun:
         return judged
 
     def settle(self, inputs: Tensor | None = None, *, everything: bool = True) -> list[StepMetrics]:
-        """Judge the steps whose numbers have arrived. inputs: batch of the last step, while its gradients exist.
+        """Judge all queued steps or, without `everything`, all but the newest `lag`; return their metrics.
 
-        A diverged step that is found later is repeated and judged at once, since no weight has changed after it.
+        inputs: batch of the last step, while its gradients exist. A diverged step that is found later is repeated and
+        judged at once, since no weight has changed after it.
         """
         judged: list[StepMetrics] = []
         for loss, penalty, norm, halted in self._step.readings.take(everything=everything):
@@ -191,7 +192,7 @@ class TrainingRun:
         return judged
 
     def judge(self, inputs: Tensor | None, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
-        """Count a step; set the outcome if it diverged. inputs: its tokens, while its gradients exist."""
+        """Count a step and return its metrics; set the outcome if it diverged. inputs: as in `settle`."""
         rate = learning_rate(self.recipe, self.progress.step)
         losses, initial_loss = self.progress.losses, self.progress.initial_loss
         if math.isfinite(loss):
@@ -221,7 +222,7 @@ class TrainingRun:
         )
 
     def validate_if_due(self) -> RungRecord | None:
-        """Return a record if a rung ends with this step and did not diverge; the last one completes the run."""
+        """Validate if a rung ends with this step; return its record, or None. The last sets a completed outcome."""
         scale, steps = self.scale, self.scale.rung_steps
         if self.progress.outcome or self.begun not in steps:
             return None
@@ -303,7 +304,7 @@ class TrainingRun:
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
     def lessons(self, inputs: Tensor, num_parts: int) -> Iterator[Lesson] | None:
-        """Return the parent's lessons for each part of the next step's batch; None without a parent."""
+        """Return the parent's lessons for each part of the next step's batch; None without a teacher."""
         if self.teacher is None:
             return None
         scale, step = self.scale, self.begun
@@ -342,7 +343,7 @@ class TrainingRun:
 
     @property
     def _settled(self) -> int:
-        """First step at which a loss above the start is divergence, after warm-up or half of the removals."""
+        """First step at which losses above the start are divergence: WINDOW after warm-up, or half of distillation."""
         settled = self.scale.warmup_steps if self.recipe.distillation is None else self.scale.num_steps // 2
         return settled + divergence.WINDOW
 

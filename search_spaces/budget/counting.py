@@ -28,9 +28,9 @@ Ints: TypeAlias = NDArray[np.int64]
 Index: TypeAlias = NDArray[np.intp]
 Counts: TypeAlias = NDArray[Any]  # of 64-bit or, where those would not do, Python integers
 
-EXACT_ADDITIONS = 2 * 10**8  # most of counts in a direction: several seconds; GPT-2 small's choices need 1.5e8
+EXACT_ADDITIONS = 2 * 10**8  # most additions of counts in a direction: several seconds; GPT-2 small needs 1.5e8
 ROUNDED_ADDITIONS = 10**8  # the same if costs are rounded, where digits are more and tables are tried repeatedly
-MAX_STEPS = 12 * 10**9  # by which halves of paths are put together in several measures: some ten seconds
+MAX_STEPS = 12 * 10**9  # most steps to put halves of paths together in several measures: some ten seconds
 MAX_ROWS = 2**22  # of a table
 BATCH = 2**23  # sums that are sorted at once: 64 MB
 DIGIT = 40  # bits: sums of as many digits as rows or moves have 64 bits
@@ -80,7 +80,7 @@ class Table:
 
     @cached_property
     def cumulative_counts(self) -> list[Counts] | None:
-        """The number of partial paths with the first i costs, by boundary; None if a second measure varies."""
+        """The number of partial paths with the first i costs, by boundary; None if another measure is not all 0."""
         return None if self.costs[:, 1:].any() else [np.append(0, np.cumsum(counts)) for counts in self.counts]
 
     def num_at(self, place: int, cost: Cost) -> int:
@@ -108,9 +108,9 @@ class BoundedPaths:
 
     limit, above: Greatest cost in every measure; bound that paths exceed in the first measure, -1 for none.
     moves: The moves of each depth.
-    tables: By depth: tables of partial paths from the source up to the cut, and to the sink after it.
+    tables: By depth: tables of partial paths from the source before the cut, and to the sink from the cut on.
     before: The table of partial paths from the source to the cut.
-    cut_states: Boundary and row at the cut of every half that begins a path within the limit.
+    cut_states: Boundary at the cut, and row of `before`, of every half that begins a path within the limit.
     cumulative_counts: Number of such paths, accumulated over `cut_states`.
     """
 
@@ -316,7 +316,7 @@ def draw(paths: BoundedPaths, rng: np.random.Generator) -> list[Layer]:
 
 
 def layers_of_paths(paths: BoundedPaths) -> Iterator[tuple[Layer, ...]]:
-    """Yield the layers of every path within the limits once, by ascending cost of the first half."""
+    """Yield the layers of every path within the limits once, by boundary at the cut, then by cost of the first half."""
     for number in range(len(paths.cut_states)):
         before, after = _halves(paths, number)
         for beginning in _ways(paths, before):

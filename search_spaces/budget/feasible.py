@@ -109,7 +109,7 @@ class FeasibleSpace:
 
     @property
     def latency_s_bounds(self) -> tuple[float, float]:
-        """Members' latencies are above the first and at most the second number of seconds; both 0 without a bound."""
+        """Exclusive lower and inclusive upper bound of latencies, up to rounding; both 0 without a latency budget."""
         above, limit = max(0, self.paths.above) * self.step[0], self.paths.limit[0] * self.step[0]
         return above / UNITS_PER["latency_s"], limit / UNITS_PER["latency_s"]
 
@@ -201,7 +201,10 @@ def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload)
 
 
 def price_slices(feasible: FeasibleSpace, num_slices: int) -> tuple[FeasibleSpace, ...]:
-    """Divide the members within the budget by latency into equal slices, cheapest first, without empty ones."""
+    """Divide the members within the budget into slices of equal width in latency, cheapest first, without empty ones.
+
+    Without a bound on latency, which then counts as 0, there is one slice.
+    """
     # rounding may order members of equal cost either way
     slack = feasible.space.base.num_layers + 2 if feasible.tolerance else feasible.priced.num_ops
     least, most = (

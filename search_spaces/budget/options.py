@@ -47,7 +47,7 @@ class BudgetOptions:
 
     @property
     def asked(self) -> dict[str, dict[str, str | None]]:
-        """The network, testbed and budgets of each protocol, by name of the field."""
+        """The network, testbed and budgets of each protocol: protocol -> name of the field -> text, or None."""
         return options_by_protocol(self.protocol, {name: getattr(self, name) for name in BY_PROTOCOL})
 
     @property
@@ -65,8 +65,9 @@ KEYS = "budget_keys"
 def options_by_protocol(protocol: str, flags: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
     """Return the values of flags for each protocol in a list.
 
-    A budget of keys without a protocol's name is for the protocols with keys. A UserError is raised for an unknown
-    protocol, one testbed for several protocols, or a value that `by_protocol` refuses.
+    A budget of keys without a protocol's name is for the protocols with keys, or for all if none has keys. A UserError
+    is raised for one testbed for several protocols, a value that `by_protocol` refuses, or, only with a budget of keys,
+    an unknown protocol.
     """
     protocols, testbed = protocols_of(protocol), flags.get("testbed")
     if len(protocols) > 1 and testbed is not None and "=" not in testbed:

@@ -75,7 +75,7 @@ class PricedSpace:
 def price_space(
     space: SearchSpace, pricer: Pricer, workload: Workload | int, cost_of: CostForm = "folded"
 ) -> PricedSpace:
-    """Price every vertex once, by lowering architectures that repeat one layer.
+    """Return the space with a cost on every vertex, from lowering architectures that repeat one layer.
 
     An integer `workload` is the length of a prompt, for one new token. A UserError is raised for a workload that the
     base does not support, an op without formula, a cost that is not finite and non-negative, or costs that do not add
@@ -106,7 +106,7 @@ def extrapolated(priced: PricedSpace, member: Member) -> tuple[str, ...]:
 
 
 def graphs_of(priced: PricedSpace, member: Member) -> list[OpGraph]:
-    """Return the op graphs of a member as it is priced."""
+    """Return the op graph of each new token of a member, folded or not as it is priced."""
     whole = member.architecture
     return priced.workload.graphs(deployed(whole) if priced.cost_of == "folded" else whole)
 
@@ -145,7 +145,7 @@ class LayerPrices:
         return self._prices[op]
 
     def of_layer(self, layer: Layer, depth: int) -> list[Price]:
-        """Return the costs of a layer's ops, an empty list for a layer that computes nothing."""
+        """Return the costs of the ops of a layer at a depth; an empty list for a layer that computes nothing."""
         return self._parts(layer, BARE).setdefault(depth, [])
 
     def by_vertex(self, graph: nx.DiGraph, layer_of: Callable[[Choice], Layer]) -> dict[Vertex, list[Price]]:
@@ -175,7 +175,7 @@ class LayerPrices:
 
 
 def price_of(priced: PricedSpace, member: Member) -> Price:
-    """Return the cost of a member, equal to that of its op graphs up to rounding; a UserError is raised for others."""
+    """Return the cost of a member, up to rounding that of its op graphs; raise UserError if it is not in the space."""
     path = path_of_member(priced.space, member)
     if path is None:
         raise UserError(f"only members of space {priced.space.name!r} are priced here, but got {member!r:.200}.")
@@ -183,7 +183,7 @@ def price_of(priced: PricedSpace, member: Member) -> Price:
 
 
 def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
-    """Return the cost of a member's embedding, layers and head; a UserError is raised if it is not in the space."""
+    """Return a member's cost as `embedding`, `layers` and `head`; a UserError is raised if it is not in the space."""
     prices: dict[str, list[Price]] = {"embedding": [], "layers": [], "head": []}
     for vertex in path_of(priced.space, member.architecture.layers):
         if vertex in priced.prices:
@@ -202,12 +202,12 @@ def priced_layer(space: SearchSpace, choice: Choice, cost_of: CostForm) -> Layer
 
 
 def cheapest(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """Return the first member of least latency (or bytes, or keys) and, among these, of least bytes (or latency)."""
+    """Return the first member of least `measure` and, of these, of least bytes if that is latency, or else latency."""
     return _extreme(priced, measure, min)
 
 
 def most_expensive(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """Return the first member of most latency (or bytes, or keys) and, among these, of most bytes (or latency)."""
+    """Return the first member of greatest `measure`; ties are decided as by `cheapest`, but by the greatest."""
     return _extreme(priced, measure, max)
 
 
@@ -339,7 +339,7 @@ def price_architecture(
 
 
 def cheaper(architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> tuple[Saving, ...]:
-    """Return flags of `costmodel estimate` by which an architecture is run for less, its function unchanged."""
+    """Return the flags of `costmodel estimate` that make an architecture cheaper without changing its function."""
     return savings(
         partial(lower, deployed(architecture) if cost_of == "folded" else architecture),
         pricer,

@@ -29,8 +29,8 @@ from search_spaces.checkpoints.settings import NoBlockError, architecture_of
 
 LENGTH = struct.Struct("<Q")  # of a text
 GGUF_EXTRA = "this needs the package gguf; install it with pip install -e '.[gguf]'."
-WINDOWED = {"llama": "mistral"}  # the same in one type of file
-TYPES = {"gptneox": "gpt_neox", "gemma3": "gemma3_text"}  # where transformers calls a family otherwise
+WINDOWED = {"llama": "mistral"}  # type with a window: GGUF files of both say llama
+TYPES = {"gptneox": "gpt_neox", "gemma3": "gemma3_text"}  # type in GGUF -> type in transformers, where they differ
 KEYS = {  # our fields -> settings of a file, after the name of its family
     "context": "context_length",
     "d_model": "embedding_length",
@@ -47,12 +47,12 @@ KEYS = {  # our fields -> settings of a file, after the name of its family
     "score_cap": "attn_logit_softcapping",
     "logit_cap": "final_logit_softcapping",
 }
-BY_FAMILY = ("embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap")  # a default of the family
-LARGEST_GEMMAS = (46, 62)  # layers of those of 27B, whose scores are scaled by the width of a head, not its size
+BY_FAMILY = ("embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap")  # by default the family's
+LARGEST_GEMMAS = (46, 62)  # layers of those of 27B, whose scores are scaled by d_model / heads, not by the head size
 
 
 class Settings(NamedTuple):
-    """The metadata of a GGUF file."""
+    """The metadata of a GGUF file, without arrays."""
 
     path: str
     values: Mapping[str, Any]
@@ -75,7 +75,7 @@ def is_gguf(path: str) -> bool:
 
 
 def read_head(path: str) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings and tensors of a file by name."""
+    """Return the settings and the tensors by name of a GGUF file. Raises UserError if it is missing or not whole."""
     if not Path(path).is_file():
         raise UserError(f"{path!r} must be a GGUF file, but there is none.")
     settings, tensors = _read_at(path, Path(path).stat().st_mtime_ns)
@@ -211,7 +211,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def told(self) -> str:
-        """A sentence that says whether its op graph is lowered or traced."""
+        """A phrase that says whether its op graph is lowered or traced: `block llama`, or `traced from` a module."""
         if isinstance(self.model, Architecture):
             return f"block {self.model.block}"
         why = f", since {self.unlike}".rstrip(".") if self.is_variant else ""
@@ -219,13 +219,13 @@ class Checkpoint(NamedTuple):
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether this is the name of a checkpoint: a folder, a config.json, a GGUF file, or OWNER/NAME on the hub."""
+    """Whether this can name a checkpoint: an existing folder, a config.json, a GGUF file, or OWNER/NAME on the hub."""
     is_file = is_gguf(name) or Path(name).name == CONFIG_FILE
     return is_file or os.path.isdir(name) or ("/" in name and ":" not in name and not name.endswith(".yaml"))
 
 
 def read_checkpoint(name: str) -> Checkpoint:
-    """Return the architecture of a checkpoint if a block computes it, else its torch module, to be traced.
+    """Return a checkpoint with its architecture if a block computes it, else with its torch module, to be traced.
 
     Raises UserError if there is none, it cannot be read, its settings are of no model or have no meaning here, or its
     package is not installed.
@@ -269,7 +269,7 @@ def require_small(path: Path) -> None:
 
 
 def read_foreign(what: str, load: Callable[[], Any]) -> Any:
-    """Return the result of `load`; any exception that a foreign file causes becomes a UserError."""
+    """Return the result of `load`; any exception becomes a UserError whose message begins with `what`."""
     try:
         return load()
     except Exception as error:
@@ -283,7 +283,7 @@ def read_foreign(what: str, load: Callable[[], Any]) -> Any:
 
 
 def looks_like_a_path(name: str) -> bool:
-    """Whether a name can only be a path, since an id on the hub is NAME or OWNER/NAME."""
+    """Whether a name is a path; an id on the hub is NAME, or OWNER/NAME where OWNER is not a folder here."""
     first, *others = name.split("/")
     return len(others) > 1 or first in ("", ".", "..", "~") or (len(others) == 1 and os.path.isdir(first))
 
@@ -293,7 +293,7 @@ def what_is_asked(name: str) -> str:
 
 
 def _exported(name: str) -> Architecture | None:
-    """Return the architecture of an export of this package; its code is not run."""
+    """Return the architecture of an export of this package, without running its code; None for other checkpoints."""
     path = Path(name) if Path(name).name == CONFIG_FILE else Path(name, CONFIG_FILE)
     require_small(path)
     try:
@@ -306,7 +306,7 @@ def _exported(name: str) -> Architecture | None:
 
 
 def transformers_library() -> Any:
-    """Import transformers without its log output. Raises UserError if it is not installed."""
+    """Return the module transformers, without its log output. Raises UserError if it is not installed."""
     try:
         import transformers
     except ImportError:

@@ -12,8 +12,8 @@ from search_spaces.bases import GPT2_LAYER, LLAMA_LAYER
 from search_spaces.block import QUERIES_KEYS_VALUES, BlockName, Linear
 from search_spaces.forms import Ffn, Norm
 
-EPSILON = 1e-5  # of every LayerNorm, here and in the usual configurations of theirs
-# Their activations: our FFN, and the form of its GELU.
+EPSILON = 1e-5  # of every LayerNorm, here and in transformers' usual configurations
+# activation in transformers -> our FFN, and the form of its GELU
 ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
     "gelu_new": ("gelu", "tanh"),
     "gelu_pytorch_tanh": ("gelu", "tanh"),
@@ -44,7 +44,7 @@ class Family:
     model_type, config: type and configuration class. A type may cover several blocks, distinguished by `fixed`.
     block, layer: our block, and the layer that all layers equal.
     bias: whether linears have a bias, unless a setting of `biases` says otherwise for the linears that it names.
-    sizes: names of settings, with our fields. activation: name of the setting.
+    sizes: names of settings, with our fields. activation, activations: name of the setting, and its possible values.
     turns: whether the settings describe rotary positions. partly: whether they give the share of rotated features.
     fixed: settings with the only value that our block supports. read_only: the same, but not written.
     names: names of modules, with ours; `{}` is the layer. Two names of ours are stacked in one module.
@@ -53,7 +53,7 @@ class Family:
     first_position: row of the position table for position 0.
     gain_offset: number to add to the stored gains of norms.
     scales_embedding: whether embeddings are multiplied by the square root of the width.
-    final_norm: norm after the last layer; None for the norm of the layers.
+    final_norm: norm after the last layer; None for `norm1` of the layers.
     """
 
     model_type: str
@@ -100,7 +100,7 @@ GATED = {f"mlp.{name}_proj": f"ffn.{name}" for name in ("gate", "up", "down")}
 
 
 def _in_layers(modules: Mapping[str, str | tuple[str, ...]], folder: str = "model.layers") -> dict[str, Any]:
-    """Return names of modules of a layer, with the path of the layer, and ours."""
+    """Return module names of a layer with ours, both with the path of the layer before them, whose number is `{}`."""
 
     def ours(name: str | tuple[str, ...]) -> str | tuple[str, ...]:
         return f"layers.{{}}.{name}" if isinstance(name, str) else tuple(f"layers.{{}}.{part}" for part in name)
@@ -123,7 +123,7 @@ LLAMA = Family(
     biases=BIASES,
     names=OUTSIDE | _in_layers(NORMS | PROJECTIONS | GATED),
 )
-AROUND = {  # a sub-layer, norms before and after it
+AROUND = {  # norms before and after both sub-layers
     "input_layernorm": "norm1",
     "post_attention_layernorm": "attention.norm",
     "pre_feedforward_layernorm": "norm2",
@@ -185,8 +185,9 @@ STABLELM = Family(
     fixed={"layer_norm_eps": EPSILON, "use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False},
     names=LLAMA.names,
 )
-# Of those with one block the first is written that is the same again. Source: transformers' models of these types;
-# before version 5, `lm_head` of gpt_neox is `embed_out`, and `rope_parameters` are `rope_theta` and `rope_scaling`.
+# Export takes the first family of a block that converts back to the same model. Source: transformers' models of these
+# types; before version 5, `lm_head` of gpt_neox is `embed_out`, and `rope_parameters` are `rope_theta` and
+# `rope_scaling`.
 FAMILIES: tuple[Family, ...] = (
     Family(
         model_type="gpt2",

@@ -73,7 +73,10 @@ def require_sound(settings: Mapping[str, Any], path: str) -> None:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all values that are no lists or dictionaries, with the name of the innermost setting that holds them."""
+    """Yield all values but lists and dictionaries, each after the name of the innermost setting that holds it.
+
+    A list as a number of layers, which is an error, is yielded whole.
+    """
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _leaves(part, str(key))
@@ -89,7 +92,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def require_meaning(family: Family, config: Any, path: str) -> None:
     """Raise UserError, naming the setting, if one could change the model but the family's facts do not name it.
 
-    A setting may have transformers' default, or be off if transformers does not know it.
+    A setting may have transformers' default, or be off if that default is off or transformers does not know it.
     """
     settings, usual = config.to_dict(), type(config)().to_dict()
     patterns = PATTERNS if "layer_types" in usual else ()
@@ -111,7 +114,7 @@ def require_meaning(family: Family, config: Any, path: str) -> None:
 
 
 def number(settings: Mapping[str, Any], name: str, path: str, *, whole: bool) -> Any:
-    """Return a number among settings, or None. Raises UserError if the value is neither."""
+    """Return a number among settings; None if it is missing or None. Raises UserError for any other value."""
     value = settings.get(name)
     if value is None or _is_integer(value) or (not whole and isinstance(value, float) and math.isfinite(value)):
         return value

@@ -36,7 +36,7 @@ OPTIONAL = ("num_kv_heads", "head_size", "d_ff", "score_scale", "score_cap", "lo
 
 
 class NoBlockError(UserError):
-    """No block here computes this kind of model, but it can be traced."""
+    """Raised for a model that no block here computes, but that may be traced."""
 
 
 def architecture_of(config: Any, path: str) -> Architecture:
@@ -76,7 +76,10 @@ def architecture_of(config: Any, path: str) -> Architecture:
 
 
 def family_of(config: Any, path: str) -> Family:
-    """Return the family of a config. Raises NoBlockError if there is none, or our block lacks a part of it."""
+    """Return the family of a config.
+
+    Raises NoBlockError if there is none or our block lacks a part of it, and UserError for settings of a wrong type.
+    """
     settings = config.to_dict()
     families = [family for family in FAMILIES if family.model_type == config.model_type]
     if not families:
@@ -109,7 +112,7 @@ def _unlike(family: Family, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields(family: Family, settings: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return the fields of an architecture that are numbers in the settings."""
+    """Return the fields of an architecture that are numbers in the settings, and `num_layers`."""
     fields: dict[str, Any] = {}
     for name, ours in family.sizes.items():
         field = ours.ours if isinstance(ours, Number) else ours
@@ -207,7 +210,7 @@ def _positions(family: Family, settings: Mapping[str, Any], num_layers: int, pat
 
 
 def _rope(settings: Mapping[str, Any], kind: str, path: str) -> dict[str, Any]:
-    """Return the rotary settings of a type of layers that are given, from any version of transformers."""
+    """Return the given rotary settings of layers of type `kind`, as in version 5 of transformers, from any version."""
     given = settings.get("rope_parameters")
     if isinstance(given, Mapping):
         given = given.get(kind, given)
@@ -234,7 +237,7 @@ def _rope(settings: Mapping[str, Any], kind: str, path: str) -> dict[str, Any]:
 
 
 def _scaling(rope: Mapping[str, Any], settings: Mapping[str, Any], path: str) -> RotaryScaling | None:
-    """Return the scaling of rotary angles."""
+    """Return the scaling of rotary angles; None if they are not scaled."""
     if rope["rope_type"] == "default":
         return None
     needed = ("factor",) if rope["rope_type"] == "linear" else ("factor", "low_freq_factor", "high_freq_factor")

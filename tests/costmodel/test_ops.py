@@ -41,6 +41,9 @@ def test_a_node_may_read_an_input_of_the_graph():
     assert OpGraph(nodes=nodes, inputs=(Input(name="kept", shape=(3, 2)),)).inputs[0].shape == (3, 2)
     with pytest.raises(ValueError, match=r"node 'a' reads \['kept'\], which no earlier node produces"):
         OpGraph(nodes=nodes)
+    for names in (("kept", "kept"), ("tokens",)):
+        with pytest.raises(ValueError, match=r"names of inputs must be unique, and none `tokens`, but got"):
+            OpGraph(nodes=nodes, inputs=tuple(Input(name=name, shape=(3, 2)) for name in names))
     with pytest.raises(ValueError, match="names must be unique, but 'kept' appears twice"):
         OpGraph(nodes=(node("kept"),), inputs=(Input(name="kept", shape=(3, 2)),))
 

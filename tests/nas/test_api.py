@@ -76,6 +76,8 @@ def test_what_may_change_when_a_run_goes_on(run):
         run.resumed(num_trials=2)
     with pytest.raises(UserError, match=r"a resumed run may change --budget-latency, .*, but got --trials"):
         run.resumed(trials=9)
+    with pytest.raises(UserError, match=r"a resumed run may change --budget-latency, .*, but got --budget"):
+        run.resumed(budget=run.config.budget)
 
 
 def test_every_name_of_the_package_is_there():

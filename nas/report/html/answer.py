@@ -46,7 +46,8 @@ class Row(NamedTuple):
 def answer_of(run: Run) -> dict[str, Any]:
     """Describe the pick, the member of the front with the lowest perplexity.
 
-    verdicts: statements about it, most important first. cheaper: describes the knee if it is not the pick.
+    keeps: the parts that it keeps, in words. verdicts: statements about it, most important first. cheaper: describes
+    the knee, empty if that is the pick.
     """
     *_, best = run.front
     verdicts = [] if best.key_bytes is None else [f"{format_bytes(best.key_bytes)} of keys per token"]

@@ -54,7 +54,7 @@ def layer_map(architecture: Architecture, cost_of: CostForm) -> tuple[LayerCells
 
 
 def legend(maps: Iterable[Sequence[LayerCells]]) -> list[tuple[str, Cell]]:
-    """Return each distinct cell of these layer maps once, with its part: norm, attention or FFN."""
+    """Return each distinct cell of these layer maps that is not absent, with its part: norm, attention or ffn."""
     columns = [column for layers in maps for column in layers]
     cells = ((part, cell) for part in LayerCells._fields for column in columns for cell in [getattr(column, part)])
     return list(dict.fromkeys((part, cell) for part, cell in cells if cell.status != "absent"))

@@ -1,8 +1,8 @@
 """The block library: every sub-layer that may replace one of the parent's, trained alone on its hidden states.
 
-On a CPU it is trained layer by layer, so that memory holds only the input and output of one of the parent's layers, and
-one alternative per thread, whose number and order change no result. On a GPU, all alternatives of as many layers as fit
-train at once (`trained_together`).
+On a CPU it is trained layer by layer, so that memory holds only the input and output of one of the parent's layers.
+Several threads train one alternative each; their number and order change no result. On a GPU, as many alternatives as
+fit train at once (`trained_together`).
 
 A block score is the change of the parent's predictions when one of its sub-layers is replaced. Scoring takes a few
 minutes on one core at the width of the builtin parent, once for each parent, corpus and set of forms. Scores are cached
@@ -74,7 +74,7 @@ LOGITS_AT_A_TIME = 1 << 24  # 64 MiB
 def parent_hidden_states(
     parent: Parent, depths: Collection[int], corpus: Corpus, settings: BlockwiseDistillation, *, seq_len: int
 ) -> Iterator[tuple[int, HiddenStates]]:
-    """Yield the hidden states of these depths in order, from one run of the parent; each is valid until the next."""
+    """Yield these depths in order, each with its hidden states, valid until the next; the parent runs only once."""
     if not depths:
         return
     model, batch = parent.decoder(), settings.batch_of(seq_len)
@@ -94,7 +94,7 @@ def parent_hidden_states(
 
 
 def allocate_buffer(shape: tuple[int, ...], folder: Path, device: str = "cpu") -> Tensor:
-    """Return an empty tensor, in memory or, if it is large, in a temporary file in this folder."""
+    """Return an uninitialised fp32 tensor; a large one on a CPU is in a temporary file in this folder."""
     size = math.prod(shape)
     if size <= MOST_IN_MEMORY or device != "cpu":
         return torch.empty(shape, device=device)
@@ -103,7 +103,7 @@ def allocate_buffer(shape: tuple[int, ...], folder: Path, device: str = "cpu") -
 
 
 def settings_of(recipe: Recipe) -> BlockwiseDistillation:
-    """Return the settings with which a recipe trains sub-layers.
+    """Return the settings with which a recipe trains sub-layers; `DEFAULT` if it trains none on their own.
 
     For linear gates at SmolLM2's width, 64 steps of 4 sequences leave errors of 0.050, and 32 steps of 8 leave 0.056;
     rates from 5e-4 to 2e-3 are equally good.
@@ -122,8 +122,9 @@ def initial_weights(
 ) -> dict[str, Tensor]:
     """Return the deployed weights that a candidate starts from: its parent's and, if its recipe says so, the library's.
 
-    Norms in the library are frozen if they are to be. on_progress: called with the share of the library that is done.
-    Raises UserError if the candidate does not fit, or the corpus has no sequence.
+    Frozen norms of the library's sub-layers are frozen from the start. on_progress: called with the share of missing
+        sub-layers that are trained.
+    Raises UserError if the candidate does not fit, or the corpus has no sequence; OSError if writing fails.
     """
     recipe, source = candidate.recipe, parent.model
     if recipe.distillation is None or not recipe.distillation.blockwise_tokens:
@@ -151,7 +152,7 @@ class Library:
         then: Callable[[SubLayer, Block], T],
         on_progress: Callable[[float], None] = lambda share: None,
     ) -> Iterator[dict[SubLayer, T]]:
-        """Yield what `then` returns for every trained sub-layer and the layer around it, one depth at a time.
+        """Train sub-layers, and yield what `then` returns for each and its layer, one depth at a time.
 
         then: may be called by several threads, each of which has as many torch threads as this one.
         on_progress: called with the share that is done.
@@ -208,7 +209,7 @@ class Library:
     def start(
         self, candidate: Candidate, on_progress: Callable[[float], None] = lambda share: None
     ) -> dict[str, Tensor]:
-        """Return a candidate's weights of sub-layers that are not its parent's, by node; train missing ones."""
+        """Return a candidate's weights of sub-layers that are not its parent's, by name; train missing ones."""
         distillation = candidate.recipe.distillation
         assert distillation is not None
         architecture = parent_architecture(distillation, candidate.trained)
@@ -226,6 +227,7 @@ class Library:
         return None
 
     def path(self, sub_layer: SubLayer) -> Path:
+        """Return the file for the weights of a sub-layer, which need not exist."""
         inner = "" if sub_layer.inner == "own" else f"-{sub_layer.inner}"
         name = f"{sub_layer.depth:03d}-{sub_layer.part}-{sub_layer.norm}-{sub_layer.form}{inner}"
         return self.folder / f"{name}.safetensors"
@@ -247,7 +249,7 @@ def block_scores(
 
     first_depth: earlier layers stay the parent's, and only their own sub-layers have scores. keep: whether to save the
         trained sub-layers, for candidates to start from (`Library`). on_progress: called with the share of the work
-        that is done. Raises UserError if the corpus is too short.
+        that is done. Raises UserError if the corpus is too short, the cache is damaged, or a score is not finite.
     """
     architecture = parent.model.architecture
     depths, parent_sub_layers = range(first_depth, architecture.num_layers), trained_sub_layers(architecture)
@@ -300,7 +302,7 @@ def scored_tokens(corpus: Corpus, seq_len: int, vocab_size: int) -> Tensor:
 
 @torch.no_grad()
 def _divergence(model: Decoder, stream: Tensor, predicted: Tensor, block: Block, depth: int) -> float:
-    """Return KL(parent || parent with one layer replaced), nats per token. predicted: by the parent, rows x vocab."""
+    """Return KL(parent || parent with one layer replaced), nats per token. predicted: as from `_log_probabilities`."""
     for layer in (block.eval(), *model.layers[depth + 1 :]):
         stream, _ = layer(stream, False)
     total = 0.0
@@ -310,7 +312,7 @@ def _divergence(model: Decoder, stream: Tensor, predicted: Tensor, block: Block,
 
 
 def _log_probabilities(model: Decoder, stream: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the log-probabilities of the last layer's output in parts: rows, and rows x vocab."""
+    """Yield slices of rows and their log-probabilities, rows x vocab. stream: output of the last layer."""
     features, num_rows = model.read_out(stream).flatten(0, 1), LOGITS_AT_A_TIME // model.architecture.vocab_size
     for start in range(0, len(features), num_rows):
         rows = slice(start, start + num_rows)

@@ -12,7 +12,7 @@ MODULES: dict[PartKind, tuple[str, str]] = {"attention": ("norm1", "attention"),
 
 
 def train_parts(model: Decoder, trained: Architecture, distillation: DistillationSchedule) -> None:
-    """Let only the parameters that the schedule trains require gradients, unless it trains all."""
+    """Let only the parameters that the schedule trains (`trainable`, `kept_layers`) require gradients."""
     parent = parent_architecture(distillation, trained)
     parts = trained_parts(trained, parent, distillation.trainable)
     if parts is not None:

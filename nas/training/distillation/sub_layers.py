@@ -23,7 +23,7 @@ ALIKE = {"softmax-temperature": "softmax", "bounded": "softmax", "leaky-relu": "
 
 
 class SubLayer(NamedTuple):
-    """One form of the attention or FFN at one depth. norm, form, inner: as in `Layer`."""
+    """One form of the attention or FFN at one depth. norm, form, inner: as in `Layer`; forms in ALIKE share a name."""
 
     depth: int
     part: PartKind
@@ -46,7 +46,10 @@ class BlockScores:
             raise UserError(f"block scores must be finite, but that of {odd[0]} is {self.divergences[odd[0]]}.")
 
     def by_layer(self, stages: Stages, parent: Architecture) -> Floats:
-        """Return part x depth x layer of a space, 0 for layers not offered; raise KeyError for a missing score."""
+        """Return the scores of a space's layers, (attention, FFN) x depth x layer, 0 where a layer is not offered.
+
+        Raises KeyError if a score is missing.
+        """
         scores = np.zeros((2, *stages.shape))
         for depth, edges in enumerate(stages.steps):
             for number in set(edges.layer):
@@ -75,6 +78,7 @@ def _sub_layers(depth: int, trained: Layer) -> tuple[SubLayer, SubLayer]:
 
 
 def to_csv(scores: BlockScores) -> str:
+    """Return the scores as CSV with a header, in nats per token."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow([*SubLayer._fields, "kl_nats"])

@@ -72,7 +72,7 @@ class Kept:
         self.num_bytes = dtype.itemsize * int(np.prod(shape))
 
     def all(self, indices: Sequence[int], inputs: Tensor, computed: Callable[[Tensor], Records]) -> Records:
-        """Return the records of these sequences in order, and keep new ones. computed: computes missing records."""
+        """Return the records of these sequences in order; `computed` makes missing ones from inputs, to be kept."""
         records = {index: self._read(self.path, index) if self.path else None for index in indices}
         missing = [place for place, index in enumerate(indices) if records[index] is None]
         if missing:
@@ -94,7 +94,7 @@ class Kept:
         return np.frombuffer(raw[: self.num_bytes], dtype=self.dtype).reshape(self.shape) if is_whole else None
 
     def _write(self, path: Path, index: int, record: Records) -> None:
-        """Write a record, unless the disk is full."""
+        """Write a record; if that raises OSError, as on a full disk, it is not kept."""
         at = index * (self.num_bytes + len(WRITTEN))
         with suppress(OSError):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -122,10 +122,10 @@ class Teacher(ABC):
         """
 
     def hidden_state_error(self, wanted: Tensor, hidden_states: Sequence[Tensor]) -> Tensor:
-        """Return the error of a model's hidden states, as read by its next norms, relative to the parent's.
+        """Return the relative error of a model's hidden states after the parent's norms, one for each layer.
 
-        Norms keep the few far larger features from dominating. The error is squared error / mean square, the mean over
-        layers and positions.
+        Norms keep the few far larger features from dominating. The error is a scalar: squared error / mean square,
+        averaged over layers and positions.
         wanted: as `normed` returns it. hidden_states: as `Decoder.features` returns them for the same sequences, each
             batch x T x d_model.
         """
@@ -136,7 +136,7 @@ class Teacher(ABC):
         return torch.stack(errors).mean()
 
     def normed(self, hidden_states: Sequence[Tensor]) -> Tensor:
-        """Return each layer's output after the norm that reads it, batch x layers x T x d_model, in half precision.
+        """Return each layer's output after the parent's norm that reads it, batch x layers x T x d_model, in fp16.
 
         hidden_states: as in `hidden_state_error`.
         """
@@ -181,7 +181,7 @@ class CachedTeacher(Teacher):
         yield from map(Lesson, losses, errors)
 
     def predictions(self, indices: Sequence[int], inputs: Tensor) -> Predictions:
-        """Return predictions. inputs: batch x T, the sequences with these indices in the corpus."""
+        """Return the likely next tokens. inputs: batch x T, the sequences with these indices in the corpus."""
         kept = Kept(self.predictions_path, RECORD, (inputs.shape[1], self.most_likely))
         records = kept.all(indices, inputs, self._predicted)
         return Predictions(
@@ -218,7 +218,7 @@ class CachedTeacher(Teacher):
 
 @final
 class LiveTeacher(Teacher):
-    """A parent that runs with the model that learns from it. Nothing is stored; divergences are over all tokens.
+    """A parent that runs with the model that learns from it. Nothing is stored; divergences are over the vocabulary.
 
     lowered: whether factors of products are in bf16; hidden states, norms and logits are in fp32 either way.
     layer_function: runs the layers, as in `Decoder`.
@@ -279,6 +279,6 @@ def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> T
 
 
 def _cache_path(corpus: Corpus, name: str, num_bytes: int) -> Path | None:
-    """Return the path of a cache file, or None if the cache would take too much of the free disk."""
+    """Return the path of a cache file, or None if it is new and would take too much of the free disk."""
     path = Path(corpus.folder) / name
     return path if path.exists() or num_bytes <= MOST_CACHED_SHARE * disk_usage(corpus.folder).free else None

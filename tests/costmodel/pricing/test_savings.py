@@ -25,6 +25,7 @@ def priced(**options):
         ({"protocol": "published"}, [LAST, "--client-layers 0"]),
         ({"protocol": "sigma", "projection": "last", "rows": "needed"}, ["--client-layers 0"]),
         ({"protocol": "crypten"}, [LAST, "--client-layers 0"]),
+        ({"protocol": "ckks"}, ["--client-layers 0"]),  # whose costs depend on the ops around an op
         ({"protocol": "semi2k", "new_tokens": 3}, ["--client-layers 0", "--weight-masks kept"]),
         ({"protocol": "semi2k", "phase": "decode", "client_layers": 0}, ["--weight-masks kept"]),
     ],

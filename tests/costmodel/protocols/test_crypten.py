@@ -201,7 +201,7 @@ def test_an_op_by_hand(op, opened_bytes, dealt_bytes, rounds):
     ("setting", "message"),
     [
         ({"ring_bits": 32}, "`ring_bits` must be 64 under protocol crypten, but got 32"),
-        ({"fraction_bits": 25}, "`fraction_bits` must be from 1 to 24 under protocol crypten"),
+        ({"fraction_bits": 25}, "`fraction_bits` must be from 12 to 24 under protocol crypten"),
         ({"weights": "server"}, "`weights` must be secret under protocol crypten, but got server"),
         ({"threads": 2}, "`threads` must be 1 under protocol crypten, but got 2"),
     ],

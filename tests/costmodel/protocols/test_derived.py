@@ -28,6 +28,7 @@ from costmodel.protocols.derived import (
 )
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
+from costmodel.protocols.sigma_primitives import SigmaSetting
 from costmodel.report.estimates import estimate_tables
 from search_spaces.bases import BASES
 from search_spaces.lower import lower
@@ -110,6 +111,10 @@ def test_a_testbed_of_another_protocol_or_ring_and_an_unknown_network_are_refuse
         load("semi2k", "moon", testbeds["semi2k"])
     with pytest.raises(ValueError, match="`ring_bits` of testbed .* must be 128, but got 64"):
         load("semi2k", None, testbeds["semi2k"], EngineSetting(ring_bits=128))
+    usual = "a setting of type EngineSetting"
+    for protocol, needs in (("semi2k", usual), ("ckks", "no setting"), ("published", "no setting")):
+        with pytest.raises(ValueError, match=f"protocol {protocol} must have {needs}, but got one of type Sigma"):
+            load_pricer(protocol, setting=SigmaSetting())
 
 
 def test_sums_stay_exact_at_days_of_latency_and_beyond_all_numbers_are_refused(testbeds, tmp_path):

@@ -276,6 +276,13 @@ def test_rows_that_cannot_be_read_are_one_line(tmp_path, name, content, message)
         all_texts(tmp_path / name)
 
 
+def test_a_json_file_is_as_large_as_what_it_decompresses_to(tmp_path, monkeypatch):
+    monkeypatch.setattr("nas.corpus.rows.MOST_JSON_BYTES", 1000)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'[{"text": "' + b"x" * 1000 + b'"}]'))
+    with pytest.raises(ValueError, match=r"a\.json\.gz must be at most 1 GiB to be read as one JSON document"):
+        all_texts(tmp_path / "a.json.gz")
+
+
 def test_files_that_are_not_utf8_are_left_out_with_a_warning(tmp_path):
     folder = write_files(tmp_path / "files")
     (folder / "latin.txt").write_bytes("café".encode("latin-1"))

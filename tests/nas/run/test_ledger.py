@@ -55,3 +55,15 @@ def test_only_the_last_word_on_a_trial_counts_and_only_completed_ones_are_ranked
     ]
     assert [record.index for record in ledger.finished(records)] == [0, 1, 2]
     assert [record.index for record in ledger.completed(records)] == [0]
+
+
+def test_what_may_not_be_on_disk_is_taken_back(path, make_record, monkeypatch):
+    before = path.read_bytes()
+
+    def fsync(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with pytest.raises(OSError, match="No space left"):
+        ledger.append(path, make_record(1))
+    assert path.read_bytes() == before

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nas.corpus.corpus import Corpus
+from nas.model.decoder import build
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import candidate_at
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Normalisation, PenaltyForm, Recipe
@@ -204,6 +205,18 @@ def test_packed_matrices_move_as_if_each_were_a_weight():
     Muon([(packed, 3)], lr=0.1, weight_decay=0.1).step()
     Muon([(part, 1) for part in parts], lr=0.1, weight_decay=0.1).step()
     torch.testing.assert_close(packed.detach(), torch.cat([part.detach() for part in parts]))
+
+
+def test_query_heads_that_share_a_key_head_are_matrices_as_large_as_the_keys():
+    llama = BASES["smollm2-135m"]
+    narrow: Any = {"d_model": 32, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 16, "layers": llama.layers[:1]}
+    model = build(replace(llama, block="phi3", **narrow), torch.Generator().manual_seed(0))
+    _, muon = optimizers(model, Recipe(scale=SCALE, optimizer="muon"))
+    packed: Any = model.get_submodule("layers.0.attention.qkv").weight
+    (group,) = [group for group in muon.param_groups if any(weight is packed for weight in group["params"])]
+    assert (tuple(packed.shape), group["packed"]) == ((64, 32), 4)  # two of queries, one of keys, one of values
+    packed.grad = torch.ones_like(packed)
+    muon.step()
 
 
 def test_what_has_no_gradient_and_a_matrix_of_zeros_stay():
