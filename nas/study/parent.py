@@ -54,13 +54,15 @@ def find_parent_settings(name: str) -> Parent:
 def find_initial(name: str, begin_of_text: str = OWN_RULE) -> Pretrained:
     """Load a model by a name that `load_initial` takes, by a training's folder, or as the `latest` training.
 
-    begin_of_text: as in `StudyConfig`; not used for a model without a tokenizer. Raises UserError as `load_initial`
-    does, if the tokenizer lacks the token, or for a training as `find_parent` does.
+    begin_of_text: as in `StudyConfig`. Raises UserError as `load_initial` does, if the tokenizer lacks the token or is
+    missing, or for a training as `find_parent` does.
     """
     folder = _training(name)
     found = load_initial(name) if folder is None else _trained(folder)
-    if found.tokenizer is None:
+    if found.tokenizer is None and begin_of_text == OWN_RULE:
         return found
+    if found.tokenizer is None:
+        raise UserError(f"--begin-of-text needs the tokenizer of {name}, but there is none beside it; leave it out.")
     return found._replace(tokenizer=with_begin_of_text(found.tokenizer, begin_of_text))
 
 
