@@ -26,7 +26,11 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 class Rows:
-    """The rows of an experiment, written to a file. A part that fails or exceeds its time does not stop the others."""
+    """The rows of an experiment, written to a CSV file. A part that fails or exceeds its time does not stop the others.
+
+    path: the file, which is replaced at once; its folder must exist. device: `cuda` or `cpu`, whose name is in every
+    row. failed: names of the parts that have failed so far. A part's time is checked only where it asks for `left_s`.
+    """
 
     def __init__(self, path: Path, device: str, console: Console) -> None:
         self.path, self.console, self.failed = path, console, list[str]()

@@ -7,8 +7,8 @@ entries that fits whole is opened once.
 
 For the last token alone, ops are followed back from the logits: a row-wise op needs the last row of its inputs;
 attention needs the last row of queries, but all keys and values. In phase decode the keys and values of earlier tokens
-are cached. Otherwise a value that some op needs whole is computed whole, and its last row taken. All tokens are
-embedded, since they are the client's input.
+are cached, so that only the last token is embedded. In other phases a value that some op needs whole is computed whole,
+and its last row taken; all tokens are embedded, since they are the client's input.
 """
 
 from collections.abc import Iterator

@@ -116,9 +116,10 @@ def most_bytes(steps: tuple[OpGraph, ...], protocol: str, setting: EngineSetting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """Predicted cost of one step; bytes and messages are summed over parties and include its preprocessing.
+    """Predicted cost of one step with its preprocessing; bytes and messages are summed over parties.
 
-    `seconds` are on the committed testbed and a network; None if the testbed was measured in another setting.
+    `seconds` are on the committed testbed and a network, and include start-up in the first step of a session; None if
+    the testbed was measured in another setting.
     """
 
     sent_bytes: int

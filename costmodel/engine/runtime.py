@@ -67,7 +67,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def hold(self, values: Mapping[str, Any]) -> None:
-        """Store shares by variable."""
+        """Store this party's shares, given by the names of their variables."""
 
     @abstractmethod
     def start(self) -> None:

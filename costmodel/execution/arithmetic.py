@@ -124,7 +124,10 @@ class Arithmetic:
             raise OutOfRangeError(why, with_fewer_bits=True)
 
     def number(self, value: Array, scale: int = 1) -> Array:
-        """Return values that are already rounded as a `Number` of this arithmetic."""
+        """Return the values, which must be rounded already, as a `Number` of this arithmetic.
+
+        The engine stores `scale` times as much. The result shares the memory of an array.
+        """
         made = np.asarray(value).view(Number)
         made.arithmetic, made.scale = self, scale
         return made

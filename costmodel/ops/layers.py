@@ -69,9 +69,9 @@ class PositionEmbedding(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerNorm(OnRows):
-    """Normalises each row to zero mean and unit variance, then applies gain and bias unless they are folded away.
+    """Normalises each row to zero mean and unit variance, then applies a gain and bias; 1e-5 is added to the variance.
 
-    bias: whether a norm with a gain has a bias.
+    affine: whether it has a gain; False if gain and bias are folded away. bias: whether a norm with a gain has a bias.
     """
 
     label = "LayerNorm"

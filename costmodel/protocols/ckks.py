@@ -247,7 +247,11 @@ class Ckks(Pricer):
         return TRUST
 
     def price(self, op: Op) -> Price:
-        """Return the cost of a single op that begins at the highest level, without bytes."""
+        """Return the cost of a single op that begins at the highest level: seconds of computing alone.
+
+        In a graph an op may also need bootstraps (`prices`). A UserError is raised if the op has no form or needs more
+        levels than there are.
+        """
         inputs = tuple(f"input {index}" for index in range(len(op.input_shapes)))
         placed = self.placed([Node(name="op", layer=0, op=op, inputs=inputs)])
         return self._price(sum(self.testbed.seconds(placed).values()), 0, is_answer=False)

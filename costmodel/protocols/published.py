@@ -2,14 +2,16 @@
 
     cost of an op = sum over terms of coefficient x count, counts from COUNTS, coefficients from a testbed file
 
-The coefficients were fitted on the printed rows by the code of commit d6990533, and include the network. There is
-therefore no network to choose, and rounds, messages and the splits of bytes and seconds are not known.
+The coefficients were fitted on the printed rows by the code of commit d6990533, and include the network; only those of
+ReLU, which the rows do not determine, are priors with a source in the testbed. There is therefore no network to choose,
+and rounds, messages and the splits of bytes and seconds are not known.
 
 Assumptions of the counts:
 
 - A linear costs its input and output elements, which travel as ciphertexts, and a fixed amount per row for handling the
   row's ciphertexts, whatever its width. QKV is one packed linear d -> 3d, so its rows count once.
-- The two attention products cost their operands of `head_dim` features; costs per query and key are in the softmax.
+- The two attention products cost their queries, keys, values and mixed outputs, all of `head_dim` features per head;
+  costs per query and key are in the softmax.
 - Embedding and projection cost tokens x vocabulary each, with one shared coefficient. The rows identify their sum at a
   vocabulary of 50,000. It is assumed that each is half of it and that both grow with the vocabulary.
 - Adding activations, learned positions and rotary angles is local, so free. A temperature is free because rows with
@@ -18,7 +20,8 @@ Assumptions of the counts:
   that is an assumption.
 - Shaped attention costs its scores: learned scalars times fixed-point numbers need a truncation per element.
 - Cached keys and values, the projection of the last token alone and layers with half of the heads use the same counts,
-  which no row checks. RMSNorm, square, SiLU, sigmoid, tanh, element-wise products and public factors have no formula.
+  which no row checks. RMSNorm, square, SiLU, sigmoid, tanh, element-wise products, public factors, tokens that are
+  looked up, and softmax and GELU in cheaper forms have no formula.
 - A leaky ReLU costs as much as a ReLU, one comparison and one selection; its slope is taken to be public.
 
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.

@@ -1,10 +1,13 @@
-"""The steps of each op under protocol `sigma`, as its code runs them or, for an op that it lacks, would compose them.
+"""The steps of each op under protocol `sigma`, as its code runs them or, for most that it lacks, would compose them.
 
 The code runs the blocks of GPT-2, GPT-Neo, BERT and Llama 2. Beyond it, these are assumptions:
 
-- Embedding and vocabulary projection are products of one-hot tokens, shared by the client, with a secret table.
-- The square, leaky ReLU, scaled additions, frozen norms, public factors, and scores with a factor that is no power of
-  two are composed of its products and truncations.
+- The embedding is a product of one-hot tokens, shared by the client, with a secret table; the vocabulary projection is
+  a product of hidden states with one.
+- The square, leaky ReLU, scaled additions, frozen norms, norms of heads, temperatures, shaped attention, public
+  factors, and scores with a factor that is no power of two are composed of its products, comparisons and truncations.
+- Sigmoid, tanh, tokens that are looked up, the piecewise GELU, and softmax in other forms than exact and bounded have
+  no formula.
 - Bounded softmax is the code's softmax without the tree for the maximum. The table of inverses keeps 6 fraction bits of
   a row's sum, which is no longer at least 1, so bounds must lie close to the maxima.
 - A query against cached keys uses the same steps, in a rectangle of scores.

@@ -88,7 +88,7 @@ def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> Tr
 
 
 def spelled(program: Program, node: FxNode) -> TracedOps:
-    """Match softmax(queries @ keys^T) @ values."""
+    """Return the ops of softmax(queries @ keys^T) @ values, whose last product is `node`; none if it is not that."""
     if len(program.secret_inputs(node)) != 2:
         return ()
     weights, values = node.args[:2]

@@ -115,7 +115,11 @@ class Program:
         return source, number if kind(node) == "mul" else 1 / number
 
     def origin(self, node: FxNode) -> FxNode:
-        """Return the value that a node only rearranges; the node itself if it is not local or joins several values."""
+        """Follow local operations (see `moved`) back from a node, and return the value that they start from.
+
+        The node may have only some of its elements, or repeat or negate them. A node that is not local, or that joins
+        different values, is its own origin.
+        """
         while sources := self.moved(node):
             origins = {self.origin(source) for source in sources}
             if len(origins) > 1:

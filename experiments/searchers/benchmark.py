@@ -68,9 +68,11 @@ class ReplayedPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The experiment's YAML; `table` is the file of the table's experiment.
+    """The experiment's YAML.
 
-    `reference_perplexity` is that of the unigram baseline; the bars of `BARS` apply to the searcher `judged`.
+    table: the file of the table's experiment, in `experiments/configs`. parts: settings by name of a part of the table.
+    reference_perplexity: that of the unigram baseline. num_runs: searches per searcher, with seeds from 0. num_trials:
+    full trainings whose tokens a search may use. judged: the searcher to which `BARS` apply; one of `searchers`.
     """
 
     table: str
@@ -89,6 +91,11 @@ def run(name: str, settings: Settings, console: Console) -> None:
     """
     listed = load_mapping(CONFIGS / settings.table)
     parts = decode(TableSettings, {key: listed[key] for key in listed if key != "kind"}, settings.table).parts
+    if settings.judged not in settings.searchers or not settings.parts.keys() <= parts.keys():
+        raise UserError(
+            f"`judged` must be one of {', '.join(settings.searchers)} and `parts` some of {', '.join(parts)}, but got "
+            f"{settings.judged} and {', '.join(settings.parts)}."
+        )
     with training_pool() as workers:
         for part_name, replayed in settings.parts.items():
             entries = read_entries(parts[part_name])

@@ -231,7 +231,10 @@ def scale_rows(weights: Weights, linear: str, factors: Tensor) -> None:
 
 
 def add_constant(architecture: Architecture, weights: Weights, num_layers: int, constant: Tensor) -> None:
-    """Add a constant to the stream after `num_layers` layers, through the last linear or table that writes to it.
+    """Add a constant to the stream after `num_layers` layers, through the last node that writes to it, in place.
+
+    The constant is added to the bias of that node or, without a bias, to every row of its weight, which is right only
+    for a table. So a linear must have a bias.
 
     constant: d_model, in the coordinates of that node's output.
     """

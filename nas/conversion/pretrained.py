@@ -139,9 +139,9 @@ def write_checksums(folder: Path) -> None:
 
 
 def require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
-    """Raise UserError, naming the file, if a file does not match the folder's checksums.
+    """Raise UserError, naming the file, if a file is missing or altered, or CHECKSUMS_FILE itself is damaged.
 
-    names: the files to check; all by default. A folder without CHECKSUMS_FILE passes.
+    Only files that CHECKSUMS_FILE lists are checked: all of them, or those in `names`. A folder without it passes.
     """
     for name, expected in _checksums(folder).items():
         if names is not None and name not in names:

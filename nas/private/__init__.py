@@ -1,1 +1,1 @@
-"""Private answers of a chosen model: loading the model, encoding the prompt, and reporting the answer and its costs."""
+"""Private answers of a chosen model, and its perplexity in fixed point: set-up, prompt, run, and report of results."""

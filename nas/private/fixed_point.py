@@ -127,7 +127,10 @@ def _perplexity(losses: list[Array]) -> float:
 
 
 def fixed_point_table(setup: Setup, clear: float, scores: Scores, tokens: Tokens) -> Table:
-    """Return a table with a row for the model in plaintext, and one for each setting in which it runs."""
+    """Return a table with a row for the model in plaintext, and one for each setting in which it runs.
+
+    clear: perplexity in plaintext. tokens: the scored sequences, sequences x (length + 1).
+    """
     count, length = len(tokens), tokens.shape[1] - 1
     title = f"{count * length:,} validation tokens by teacher forcing, {count} sequences of {length}"
     table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)

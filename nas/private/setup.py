@@ -349,9 +349,13 @@ def _fitted(setup: Setup, fraction_bits: int | None) -> Setup:
 def prompt_arithmetic(
     setup: Setup, graph: OpGraph, tokens: Sequence[int], layers: ClientLayers | None
 ) -> Arithmetic | None:
-    """Check the prompt of a client that has weights; return the arithmetic to check each new token with, if any.
+    """Check that a prompt holds in fixed point, and return the arithmetic to check each new token with.
 
-    Raise UserError, naming op and values, if the prompt is out of range.
+    Return None, and check nothing, if the model's weights are not here or it is known to be out of range.
+
+    graph: the graph of the prompt's step. tokens: ids of the prompt. layers: those that the client computes, if any.
+
+    Raise UserError if numbers leave the range, naming op and values, or if the logits are too inaccurate.
     """
     if setup.model.weights is None or setup.out_of_range is not None:
         return None

@@ -150,7 +150,7 @@ class Run:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of the prompt, in training and in costs."""
+        """Number of tokens of a training sequence, and of the prompt whose cost is predicted."""
         return self.config.seq_len
 
     @property

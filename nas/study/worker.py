@@ -43,7 +43,7 @@ TIMED_OUT = 75  # its exit code
 
 
 def worker_env(threads: int) -> Mapping[str, str]:
-    """Return environment variables that limit a worker process to `threads` threads."""
+    """Return environment variables for a new process, whose OpenMP and MKL will use at most `threads` threads."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 

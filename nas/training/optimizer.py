@@ -18,7 +18,10 @@ ADAMW_RMS = 0.2  # arXiv 2502.16982: root mean square of an entry of AdamW's ste
 
 
 def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
-    """Return AdamW for all parameters to train or, with `muon`, AdamW and then Muon for weights of the layers' linears.
+    """Return AdamW for all parameters that are trained. With optimizer `muon`, return AdamW and Muon, in that order.
+
+    Muon then has the weights of the layers' linears, and AdamW the others; without such linears there is no Muon. The
+    learning rate is the peak, as a tensor on a GPU.
 
     Source of what decays: arXiv 2410.13060's training code, which does not decay biases, norms or gains.
     """

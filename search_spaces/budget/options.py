@@ -47,7 +47,10 @@ class BudgetOptions:
 
     @property
     def asked(self) -> dict[str, dict[str, str | None]]:
-        """The network, testbed and budgets of each protocol: protocol -> name of the field -> text, or None."""
+        """The network, testbed and budgets of each protocol: protocol -> name of the field -> text, None if not given.
+
+        A UserError is raised as by `options_by_protocol`.
+        """
         return options_by_protocol(self.protocol, {name: getattr(self, name) for name in BY_PROTOCOL})
 
     @property

@@ -75,13 +75,16 @@ def is_gguf(path: str) -> bool:
 
 
 def read_head(path: str) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings and the tensors by name of a GGUF file. Raises UserError if it is missing or not whole."""
+    """Return the settings of a GGUF file, and its tensors by name, as the package gguf reads them.
+
+    Raises UserError if the file is missing, damaged or one of several parts, or the package is not installed.
+    """
     if not Path(path).is_file():
         raise UserError(f"{path!r} must be a GGUF file, but there is none.")
     settings, tensors = _read_at(path, Path(path).stat().st_mtime_ns)
-    if (parts := settings.values.get("split.count", 1)) > 1:
+    if (parts := settings.values.get("split.count", 1)) not in (0, 1):
         raise UserError(
-            f"{path!r} must be a whole model, but is one of {parts} parts; join them: llama-gguf-split --merge."
+            f"{path!r} must be a whole model, but is one of {parts!r:.20} parts; join them: llama-gguf-split --merge."
         )
     return settings, tensors
 
@@ -144,6 +147,8 @@ def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
     if "token_embd.weight" not in tensors:
         raise UserError(f"{path!r} must hold all weights of its settings, but lacks 'token_embd.weight'.")
     heads, d_model, num_layers = (own(KEYS[name]) for name in ("num_heads", "d_model", "num_layers"))
+    if not all(isinstance(size, int) for size in (heads, d_model, num_layers)):
+        raise UserError(f"heads, width and layers of {path!r} must be whole numbers, but {heads=}, {d_model=}.")
     if not heads or (own(KEYS["head_size"], 0) == 0 and d_model % heads):
         raise UserError(f"`attention.head_count` of {path!r} must divide the width, {d_model}, but is {heads}.")
     head_size = own(KEYS["head_size"], d_model // heads)
