@@ -24,7 +24,7 @@ OF_RING = [setup.FRACTION_BITS[bits] for bits in (64, 32, 128)]
     [
         (StudyConfig, f"The default is {GENERATION_SIZE}, or half of what the cores"),
         (StudyConfig, f"by default {PROXY_EVALS} for each final training"),
-        (TrainConfig, f"by default {BASE}"),
+        (TrainConfig, f"else {BASE}."),
         (BudgetOptions, f"{LAN.name.partition(' ')[0]} (the default)"),
         (PricingOptions, f"{LAN.name.partition(' ')[0]} (the default)"),
         (PricingOptions, f"as many (default {ENGINE.threads})"),
