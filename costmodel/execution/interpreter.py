@@ -66,6 +66,8 @@ def values(
 
 def inputs(graph: OpGraph, tokens: Array | None, caches: Mapping[str, Array] | None = None) -> dict[str, Array]:
     """Return a graph's inputs by name: the client's tokens, encoded, and the caches. Errors are as for `values`."""
+    if tokens is None and any("tokens" in node.inputs for node in graph):
+        raise UserError("`tokens` must be given for a graph that embeds them, but they are None.")
     arrays = {} if tokens is None else {"tokens": encoded(graph, tokens)}
     for wanted in graph.inputs:
         if caches is None or wanted.name not in caches:
@@ -82,7 +84,9 @@ def encoded(graph: OpGraph, tokens: Array) -> Array:
 
     Raise UserError for another number of tokens than the graph's, or tokens outside the vocabulary.
     """
-    op = next(node.op for node in graph if isinstance(node.op, ops.TokenEmbedding))
+    op = next((node.op for node in graph if isinstance(node.op, ops.TokenEmbedding)), None)
+    if op is None:
+        raise UserError("`tokens` must be None for a graph without an embedding of tokens; give its `caches`.")
     tokens = np.asarray(tokens)
     if tokens.shape != (op.tokens,):
         raise UserError(f"`tokens` must be {op.tokens} integers, as the graph was lowered for, but got {tokens.shape}.")

@@ -264,6 +264,10 @@ def test_a_lookup_finds_what_the_one_hot_tokens_select(graph_of):
     tokens = np.array([0, 39, 7, 7, 1, 20])
     logits = interpreter.execute(replace(hot, nodes=(first, *hot.nodes[1:])), weights, tokens)
     np.testing.assert_array_equal(logits, interpreter.execute(hot, weights, tokens))
+    with pytest.raises(UserError, match="`tokens` must be given for a graph that embeds them"):
+        interpreter.values(hot, weights, None)
+    with pytest.raises(UserError, match="`tokens` must be None for a graph without an embedding"):
+        interpreter.encoded(OpGraph(nodes=()), tokens)
 
 
 @pytest.mark.parametrize(
