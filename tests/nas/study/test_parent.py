@@ -21,7 +21,7 @@ from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import PARENT_FOLDER, ParentResult, read_meta, write_meta
 from nas.study.meta import FEW_TOKENS, new_meta, opening_lines, parent_result, start_line
 from nas.study.parent import find_initial, find_parent
-from nas.study.resolve import usual_parent
+from nas.study.resolve import ONE_KIND, training_corpus, usual_parent
 from nas.study.run_study import _closing, report_line
 from nas.study.time_budget import TimeBudget
 from nas.study.worker import run_trial
@@ -107,6 +107,17 @@ def test_a_training_is_a_parent_by_its_folder_or_as_the_latest(source_files, tmp
         find_initial(str(folder), "none")
     made = training_export(folder).weights
     assert all(made[name].equal(value) for name, value in parent.model.weights.items())
+
+
+def test_a_model_of_others_is_recovered_on_text_of_its_kinds(folder, monkeypatch, caplog):
+    caplog.set_level("INFO", "nas")
+    monkeypatch.setattr("nas.study.resolve.open_source", lambda data: SimpleNamespace(read=()))
+    monkeypatch.setattr("nas.study.resolve.prepare", lambda data, **settings: None)
+    theirs = load_parent(str(folder)).model._replace(windows=None)
+    ours = load_parent(BUILTIN).model
+    for data, model in (("stdlib", theirs), ("stdlib", ours), ("other", theirs), ("stdlib", None)):
+        training_corpus(data, model, "", vocab_size=512, seq_len=16, tokens=16, device="cpu")
+    assert caplog.messages == [ONE_KIND]
 
 
 @pytest.mark.parametrize(("rule", "begin"), [("tokenizer", None), ("<|endoftext|>", "<|endoftext|>")])
