@@ -125,7 +125,7 @@ class AttentionScores(OnScores):
 
     factor: the public factor; None for 1/sqrt(head_dim). causal: whether a query's scores of later keys are not used.
     The queries are those of the last tokens: with fewer queries than keys, the keys come from a `KeyValueCache`, or
-    rows of one.
+    rows of one. Raises UserError for a factor that is 0 or not finite.
     """
 
     label = "attention products"

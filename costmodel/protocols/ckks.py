@@ -25,8 +25,6 @@ from itertools import combinations, groupby
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from costmodel.config.files import load_file
 from costmodel.cost import Price
 from costmodel.errors import UserError
@@ -174,9 +172,9 @@ class CkksTestbed:
 
     slots: Slots of a ciphertext.
     levels: Levels after a bootstrap.
-    at_levels, primitives: Seconds of each primitive at each of these levels; between two of them, on a line.
-    at_slots, bootstrap_s: Seconds of a bootstrap by number of distinct slots; between two of them, on a line over the
-        logarithm.
+    at_levels, primitives: Seconds of each primitive at each of these levels; others are on a line through two of
+        them.
+    at_slots, bootstrap_s: Seconds of a bootstrap by number of distinct slots, interpolated over its logarithm.
     error: Relative error to expect of a whole model's seconds.
     """
 
@@ -214,16 +212,27 @@ class CkksTestbed:
         """Return the seconds by primitive and of bootstraps, or by node with the bootstraps of its inputs."""
         total: dict[str, float] = defaultdict(float)
         by_level = {
-            name: np.interp(range(self.levels + 1), self.at_levels, values) for name, values in self.primitives.items()
+            name: [max(0.0, _on_line(self.at_levels, values, level)) for level in range(self.levels + 1)]
+            for name, values in self.primitives.items()
         }
         for step, level in zip(placement.steps, placement.levels, strict=True):
             for (primitive, used), count in step.work.items():
-                total[step.node.name if by_node else primitive] += count * float(by_level[primitive][level - used])
+                total[step.node.name if by_node else primitive] += count * by_level[primitive][level - used]
         for reader, of in placement.bootstrapped:
             size, distinct = (of.ciphertexts, of.distinct) if of else (1, self.slots)
-            a_bootstrap_s = np.interp(math.log2(distinct), np.log2(self.at_slots), self.bootstrap_s)
-            total[reader.node.name if by_node else "bootstrap"] += size * float(a_bootstrap_s)
+            at = min(max(distinct, self.at_slots[0]), self.at_slots[-1])
+            a_bootstrap_s = _on_line([math.log2(slots) for slots in self.at_slots], self.bootstrap_s, math.log2(at))
+            total[reader.node.name if by_node else "bootstrap"] += size * a_bootstrap_s
         return total
+
+
+def _on_line(places: Sequence[float], values: Sequence[float], at: float) -> float:
+    """Return the value at a place, on the line through the two nearest ones on either side or, at an end, on one."""
+    if len(places) == 1:
+        return values[0]
+    right = next((index for index in range(1, len(places)) if places[index] >= at), len(places) - 1)
+    slope = (values[right] - values[right - 1]) / (places[right] - places[right - 1])
+    return values[right - 1] + slope * (at - places[right - 1])
 
 
 def placed_by_layer(nodes: Sequence[Node], slots: int, levels: int) -> Placement:

@@ -16,8 +16,14 @@ from costmodel.errors import UserError
 
 TEXT_FIELDS = ("text", "content")
 NAMED = " or ".join(map(repr, TEXT_FIELDS))
-MOST_JSON_BYTES = 1 << 30  # a .json file is read as a whole
+MOST_JSON_BYTES = 1 << 30  # a .json file is read as a whole, in blocks until it is too large
+BLOCK_BYTES = 1 << 20
 MOST_CSV_CHARACTERS = (1 << 31) - 1  # of a cell, instead of 131,072
+
+
+class _TooLargeError(UserError):
+    """A file that is read as a whole has too many bytes."""
+
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
@@ -68,12 +74,17 @@ def json_texts(path: Path) -> Iterator[str]:
 
     Raises UserError, naming file and row, as `jsonl_texts`, or if the file is too large to be read as a whole.
     """
-    with opened(path) as file:
-        raw = file.read(MOST_JSON_BYTES + 1)
-    if len(raw) > MOST_JSON_BYTES:
-        raise UserError(f"{path} must be at most 1 GiB to be read as one JSON document; write it as .jsonl.")
+    blocks, size = list[bytes](), path.stat().st_size
+    if size <= MOST_JSON_BYTES:
+        with opened(path) as file:
+            size = 0
+            while size <= MOST_JSON_BYTES and (block := file.read(BLOCK_BYTES)):
+                blocks.append(block)
+                size += len(block)
+    if size > MOST_JSON_BYTES:
+        raise _TooLargeError(f"{path} must be at most 1 GiB to be read as one JSON document; write it as .jsonl.")
     try:
-        rows = _parsed(raw, path, "")
+        rows = _parsed(b"".join(blocks), path, "")
     except UserError:
         yield from jsonl_texts(path)
         return
@@ -162,7 +173,7 @@ def lacks_text(path: Path) -> str:
         return ""
     try:
         return "" if next(ROW_READERS[kind_of(path)](path), None) is not None else "without rows"
+    except _TooLargeError:
+        return f"too large for {kind_of(path)}"
     except UserError:
-        return (
-            f"too large for {kind_of(path)}" if path.stat().st_size > MOST_JSON_BYTES else f"without a text in {NAMED}"
-        )
+        return f"without a text in {NAMED}"

@@ -12,7 +12,7 @@ from nas.conversion.pretrained import Pretrained, read_tokenizer
 from nas.conversion.score_bounds import bounding_tokens, half_range, set_bounds, unheld
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import known_corpus
-from nas.corpus.documents import OWN_RULE
+from nas.corpus.documents import NO_TOKEN, OWN_RULE
 from nas.corpus.held_out import trained_on
 from nas.corpus.tokenizer import with_begin_of_text
 from nas.model.decoder import Decoder
@@ -59,10 +59,10 @@ def find_initial(name: str, begin_of_text: str = OWN_RULE) -> Pretrained:
     """
     folder = _training(name)
     found = load_initial(name) if folder is None else _trained(folder)
-    if found.tokenizer is None and begin_of_text == OWN_RULE:
-        return found
     if found.tokenizer is None:
-        raise UserError(f"--begin-of-text needs the tokenizer of {name}, but there is none beside it; leave it out.")
+        if begin_of_text not in (OWN_RULE, NO_TOKEN):
+            raise UserError(f"--begin-of-text needs the tokenizer of {name}, but it has none; leave it out.")
+        return found
     return found._replace(tokenizer=with_begin_of_text(found.tokenizer, begin_of_text))
 
 

@@ -179,7 +179,7 @@ def training_corpus(
     source = sampled_source(data, model, digest, tokens, device) or open_source(data)
     for line in (line for read in source.read for line in read.lines):
         _log.info(line)
-    if data == "stdlib" and model is not None and model.windows is None:  # a model of others, not trained on it
+    if data == "stdlib" and model is not None and model.windows is None:  # a model of others, as far as is known
         _log.info(ONE_KIND)
     corpus = prepare(
         data,

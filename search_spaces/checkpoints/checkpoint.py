@@ -62,10 +62,15 @@ class Settings(NamedTuple):
         return str(self.values.get("general.architecture"))
 
     def own(self, name: str, default: Any = None) -> Any:
-        """Return a setting of the family. Raises UserError if it is missing and has no default."""
+        """Return a setting of the family, a number unless its default is text.
+
+        Raises UserError if it is missing and has no default, or is text instead of a number.
+        """
         value = self.values.get(f"{self.family}.{name}", default)
         if value is None:
             raise UserError(f"{self.path!r} must be a whole GGUF file, but lacks the setting '{self.family}.{name}'.")
+        if isinstance(value, str) and not isinstance(default, str):
+            raise UserError(f"`{self.family}.{name}` of {self.path!r} must be a number, but is {value!r:.40}.")
         # of single precision, as it was written: 1e-5, not 9.99999975e-6
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
@@ -147,8 +152,8 @@ def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
     if "token_embd.weight" not in tensors:
         raise UserError(f"{path!r} must hold all weights of its settings, but lacks 'token_embd.weight'.")
     heads, d_model, num_layers = (own(KEYS[name]) for name in ("num_heads", "d_model", "num_layers"))
-    if not all(isinstance(size, int) for size in (heads, d_model, num_layers)):
-        raise UserError(f"heads, width and layers of {path!r} must be whole numbers, but {heads=}, {d_model=}.")
+    if odd := [size for size in (heads, d_model, num_layers) if not isinstance(size, int)]:
+        raise UserError(f"heads, width and layers of {path!r} must be whole numbers, but one is {odd[0]!r:.40}.")
     if not heads or (own(KEYS["head_size"], 0) == 0 and d_model % heads):
         raise UserError(f"`attention.head_count` of {path!r} must divide the width, {d_model}, but is {heads}.")
     head_size = own(KEYS["head_size"], d_model // heads)

@@ -35,6 +35,12 @@ def test_impossible_graphs_are_refused(nodes, message):
         OpGraph(nodes=nodes)
 
 
+@pytest.mark.parametrize("factor", [0.0, float("nan"), float("inf")])
+def test_scores_have_a_factor(factor):
+    with pytest.raises(ValueError, match="`factor` of attention scores must be finite and not 0, but got"):
+        ops.AttentionScores(heads=1, queries=2, keys=2, head_dim=4, factor=factor)
+
+
 def test_a_node_may_read_an_input_of_the_graph():
     cache = KeyValueCache(past_len=3, rows=1, features=2)
     nodes = (node("a", cache, inputs=("kept", "tokens")),)

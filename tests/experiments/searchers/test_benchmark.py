@@ -1,5 +1,6 @@
 """Replays on tables that are made up."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -131,6 +132,13 @@ def test_a_table_of_which_little_is_trained_is_refused(tmp_path, monkeypatch):
     part = TablePart(space="table-12-space.yaml", parent="builtin", seeds=(0,), committed="few.csv", blocks="b.csv")
     with pytest.raises(UserError, match=r"few.csv must hold at least 8 architectures, but holds 1; train more"):
         benchmark.read_entries(part)
+
+
+def test_a_searcher_or_part_that_is_not_there_is_refused_before_anything_is_replayed():
+    whole = settings_of("search-benchmark")
+    for changed in (replace(whole, judged="none"), replace(whole, parts={"99": next(iter(whole.parts.values()))})):
+        with pytest.raises(UserError, match=r"`judged` must be one of trellis, .* and `parts` some of"):
+            benchmark.run("search-benchmark", changed, Console())
 
 
 def test_the_shipped_files_fit_together():

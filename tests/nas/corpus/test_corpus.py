@@ -224,11 +224,16 @@ def test_one_that_cannot_be_a_second_is_refused_in_one_line(first, tmp_path):
     folder = write_files(tmp_path / "other", 5, "other")
     of_parent = to_keep(window_hashes((folder / "other_3.py").read_text()))
     small = made(folder, first)
+    (empty := tmp_path / "empty.jsonl").write_text("")
     copied = write_files(tmp_path / "copied", 1, "copied")
     (copied / "moved.py").write_text((tmp_path / "first" / "value_7.py").read_text())
     for refused, said in (
         (lambda: made(copied, first), "must be other text than --data .* but shares 1 files with them, moved.py"),
         (lambda: made(folder, first, of_parent), "parent was trained on, but shares 1 files with them, other_3.py"),
+        (
+            lambda: require_sequences(made(empty, first), 16),
+            "must hold more than 16 tokens for an n-gram baseline, but",
+        ),
         (lambda: require_sequences(small, 10**5), "must hold more than 100000 tokens for an n-gram baseline, but has"),
     ):
         with pytest.raises(UserError, match=said) as error:

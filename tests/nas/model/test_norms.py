@@ -20,7 +20,15 @@ from nas.model.mpc_friendly import FORMS, PiecewiseGelu, normalised_attention
 from nas.model.norms import MEMORY, FrozenNorm, follow_deviations, freezing_steps, frozen_norms
 from nas.model.self_attention import norm_of
 from nas.model.settings import norm_settings
-from nas.model.weights import LINEARS, deployed_weights, load_deployed, load_stored, normalise, stored_weights
+from nas.model.weights import (
+    LINEARS,
+    chosen_linears,
+    deployed_weights,
+    load_deployed,
+    load_stored,
+    normalise,
+    stored_weights,
+)
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.recipe import SCALES, Freezing, Normalisation, NormalisedLinears, Recipe
 from nas.training import checkpoint
@@ -255,6 +263,16 @@ def test_the_listed_linears_are_normalised_and_no_others(linears):
             assert torch.linalg.matrix_norm(matrix, 2).item() == pytest.approx(1, abs=0.1)
         _, _, before_values = before["layers.0.attention.qkv.weight"].chunk(3)
         assert torch.equal(before_values, values) != linears.startswith("qkv")
+
+
+def test_queries_that_share_keys_are_normalised_in_matrices_as_large_as_the_keys():
+    shared = replace(GPT2, num_kv_heads=1)
+    model = build(shared, torch.Generator().manual_seed(0))
+    for linears, num_parts in (("qk", 2), ("qkv+ffn", 3)):
+        linear, num_rows, num_matrices = chosen_linears(model, Normalisation(kind="spectral", linears=linears))[0]
+        widths = [shared.d_model, shared.head_dim, shared.head_dim][:num_parts]
+        assert (linear.out_features, num_rows) == (shared.d_model + 2 * shared.head_dim, sum(widths))
+        assert num_matrices == sum(widths) // shared.head_dim
 
 
 def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own(some_tokens):

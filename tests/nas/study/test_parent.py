@@ -103,8 +103,8 @@ def test_a_training_is_a_parent_by_its_folder_or_as_the_latest(source_files, tmp
     assert parent.model.windows is not None
     assert parent.model.tokenizer == find_initial(str(folder)).tokenizer
     monkeypatch.setattr("nas.study.parent._trained", lambda folder: parent.model._replace(tokenizer=None))
-    with pytest.raises(UserError, match="--begin-of-text needs the tokenizer of .*one, but there is none beside it"):
-        find_initial(str(folder), "none")
+    with pytest.raises(UserError, match="--begin-of-text needs the tokenizer of .*one, but it has none"):
+        find_initial(str(folder), "<s>")
     made = training_export(folder).weights
     assert all(made[name].equal(value) for name, value in parent.model.weights.items())
 

@@ -8,7 +8,7 @@ import pytest
 
 import costmodel
 from search_spaces.architecture import Architecture
-from search_spaces.checkpoints.checkpoint import is_checkpoint, read_checkpoint
+from search_spaces.checkpoints.checkpoint import Settings, is_checkpoint, read_checkpoint
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {
@@ -90,6 +90,13 @@ def test_what_is_no_checkpoint_is_one_line(tmp_path: Path, name: str, said: str)
     with pytest.raises(costmodel.UserError, match=said) as refused:
         costmodel.price(name.format(folder=tmp_path), protocol="semi2k")
     assert "\n" not in str(refused.value)
+
+
+def test_text_is_no_number_of_a_gguf_file() -> None:
+    settings = Settings("a.gguf", {"general.architecture": "llama", "llama.block_count": "12" * 99})
+    with pytest.raises(costmodel.UserError, match=r"`llama.block_count` of 'a.gguf' must be a number, but is '12"):
+        settings.own("block_count")
+    assert Settings("a.gguf", {"general.architecture": "llama"}).own("rope.scaling.type", "linear") == "linear"
 
 
 @pytest.mark.parametrize(
