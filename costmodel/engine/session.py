@@ -176,9 +176,10 @@ class Session:
 
 @contextmanager
 def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
-    """Yield a session with one process per assignment, of all parties if they have no addresses, until the block ends.
+    """Yield a session with one process per assignment, until the block ends. First call its `await_ready`.
 
-    Raise UserError if the engine is not installed, or TMPDIR is too deep for sockets.
+    Assignments without addresses must be those of all parties, in order of rank. Raise UserError if the engine is not
+    installed, or TMPDIR is too deep for sockets.
     """
     check_installed(assignments[0].protocol)
     with ExitStack() as stack:

@@ -256,10 +256,11 @@ class Ckks(Pricer):
         return TRUST
 
     def price(self, op: Op) -> Price:
-        """Return the cost of a single op that begins at the highest level: seconds of computing alone.
+        """Return the cost of a single op whose inputs come at the highest level: seconds of computing, without bytes.
 
-        In a graph an op may also need bootstraps (`prices`). A UserError is raised if the op has no form or needs more
-        levels than there are.
+        Inputs are lowered, for free, to the levels that the op needs, and bootstraps between its steps are included. In
+        a graph, its inputs may need bootstraps too (`prices`). A UserError is raised if the op has no form or packing,
+        or a step of it needs more levels than there are.
         """
         inputs = tuple(f"input {index}" for index in range(len(op.input_shapes)))
         placed = self.placed([Node(name="op", layer=0, op=op, inputs=inputs)])

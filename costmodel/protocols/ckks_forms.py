@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import Node
 
@@ -117,8 +116,8 @@ def log2(power: int) -> int:
 
 def packing_of(nodes: Sequence[Node], slots: int) -> Packing:
     """Return the packing for the most tokens in a node of a graph; a UserError is raised if they do not fit."""
-    of_tokens = ops.TokenEmbedding, ops.Linear, ops.VocabProjection, ops.LayerNorm, ops.RmsNorm, ops.Add
-    rows = max((node.op.output_shape[0] for node in nodes if isinstance(node.op, of_tokens)), default=1)
+    sizes = [getattr(node.op, name, 1) for node in nodes for name in ("rows", "tokens", "queries")]
+    rows = max(sizes, default=1)
     if (tokens := power_of_two(rows)) > slots:
         raise UserError(
             f"protocol ckks packs a column of tokens in the {slots} slots of a ciphertext, but got {rows} tokens at "
@@ -251,7 +250,10 @@ def sign_part(m: Any, x: Any, odd: Sequence[float]) -> Any:
 
 
 def counted(program: Any, *given: Any, sizes: Sequence[int] = (1,)) -> tuple[Work, Levels]:
-    """Return the work of a program, and the levels used up by each result; `sizes` are the inputs' ciphertexts."""
+    """Return the work of `program(machine, *inputs, *given)`, and the levels used up by each ciphertext of its result.
+
+    sizes: number of ciphertexts of each input; inputs have used up no level.
+    """
     tally = Tally()
     result = program(tally, *([0] * size for size in sizes), *given)
     return +tally.work, result

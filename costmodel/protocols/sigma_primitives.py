@@ -81,7 +81,7 @@ def key(num_bytes: int) -> Comm:
 
 
 def comparison_key(elements: int, bits: int) -> int:
-    """Return the bytes of the keys that compare `elements` numbers of `bits` bits with secret ones.
+    """Return the bytes that each party gets of keys that compare `elements` numbers of `bits` bits with secret ones.
 
     Source: gpu_dpf.cu, gpuKeyGenDCF, gpuKeyGenBatchedDPF and doDpfTreeKeyGen; gpu_sstab.h, genSSTable.
     """

@@ -159,7 +159,10 @@ def require_fit(parent: Parent, target: Architecture) -> None:
 
 
 def kept_parent(folder: Path, name: str, digest: str) -> Parent:
-    """Load the parent that a run keeps. Raises UserError if its digest is not `digest`."""
+    """Load the parent that a run keeps in `folder`, the parent's own folder inside that of the run, under this name.
+
+    Raises UserError as `read_export` does, or if its digest (`digest_of`) is not `digest`.
+    """
     model = read_export(folder)
     if (actual := digest_of(model)) != digest:
         raise UserError(f"{folder} must hold the parent {digest} of the run, but holds {actual}; start a new run.")

@@ -208,7 +208,7 @@ def hub_stream(repository: Repository, field: str, split: Split) -> Stream:
 
 
 def hub_file(repository: Repository, file: str) -> str:
-    """Return the text of a file in a repository. Raises UserError if it cannot be read."""
+    """Return the text of a file in a repository of a model, or in a folder. Raises UserError if it cannot be read."""
     from huggingface_hub import hf_hub_download
 
     def read() -> str:

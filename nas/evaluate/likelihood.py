@@ -44,7 +44,8 @@ def request_of(encoder: Encoder, context: str, continuation: str, most_tokens: i
     """Return a request that fits a model's context; None if the continuation alone is too long or adds no token.
 
     most_tokens: the model's context. If context and continuation are too long together, the context loses its
-    beginning. Without a context, the token that begins a text takes its place, or else the one that ends a document.
+    beginning, but still begins with the token that begins a text, if there is one. Without a context, that token takes
+    its place, or else the one that ends a document. Raises UserError as `Encoder.encode` does.
     """
     kept = context.rstrip()
     before = encoder.encode_prompt(kept) or [encoder.end]

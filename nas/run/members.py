@@ -190,7 +190,7 @@ def is_feasible(record: Record, budget: Budget) -> bool:
 
 
 def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...]:
-    """Pareto-optimal completed candidates within the budget, cheapest first, by means over seeds."""
+    """Pareto-optimal candidates by latency and mean loss over seeds, cheapest first, of those that `is_eligible`."""
     return front_of([member for member in members(records) if member.role == "candidate"], budget)
 
 

@@ -209,7 +209,11 @@ class Library:
     def start(
         self, candidate: Candidate, on_progress: Callable[[float], None] = lambda share: None
     ) -> dict[str, Tensor]:
-        """Return a candidate's weights of sub-layers that are not its parent's, by name; train missing ones."""
+        """Return the deployed weights, by node, of sub-layers that a parent lacks, after training what is missing.
+
+        The candidate's recipe must have a distillation schedule. on_progress: called with the share of missing
+        sub-layers that are trained. Raises UserError and OSError as `initial_weights` does.
+        """
         distillation = candidate.recipe.distillation
         assert distillation is not None
         architecture = parent_architecture(distillation, candidate.trained)

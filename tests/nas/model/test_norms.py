@@ -268,7 +268,8 @@ def test_the_listed_linears_are_normalised_and_no_others(linears):
 def test_queries_that_share_keys_are_normalised_in_matrices_as_large_as_the_keys():
     shared = replace(GPT2, num_kv_heads=1)
     model = build(shared, torch.Generator().manual_seed(0))
-    for linears, num_parts in (("qk", 2), ("qkv+ffn", 3)):
+    parts: dict[NormalisedLinears, int] = {"qk": 2, "qkv+ffn": 3}
+    for linears, num_parts in parts.items():
         linear, num_rows, num_matrices = chosen_linears(model, Normalisation(kind="spectral", linears=linears))[0]
         widths = [shared.d_model, shared.head_dim, shared.head_dim][:num_parts]
         assert (linear.out_features, num_rows) == (shared.d_model + 2 * shared.head_dim, sum(widths))
