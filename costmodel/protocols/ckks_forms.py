@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
+from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import Node
 
@@ -115,9 +116,12 @@ def log2(power: int) -> int:
 
 
 def packing_of(nodes: Sequence[Node], slots: int) -> Packing:
-    """Return the packing for the most tokens in a node of a graph; a UserError is raised if they do not fit."""
-    sizes = [getattr(node.op, name, 1) for node in nodes for name in ("rows", "tokens", "queries")]
-    rows = max(sizes, default=1)
+    """Return the packing for the most tokens in an embedding, linear, norm or addition of a graph, or for one token.
+
+    A UserError is raised if they do not fit.
+    """
+    of_tokens = ops.TokenEmbedding, ops.Linear, ops.VocabProjection, ops.LayerNorm, ops.RmsNorm, ops.Add
+    rows = max((node.op.output_shape[0] for node in nodes if isinstance(node.op, of_tokens)), default=1)
     if (tokens := power_of_two(rows)) > slots:
         raise UserError(
             f"protocol ckks packs a column of tokens in the {slots} slots of a ciphertext, but got {rows} tokens at "
