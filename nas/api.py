@@ -79,8 +79,9 @@ class Run(PlainRun):
         Raises UserError for another value of a field outside `RESUMABLE`, fewer trials, or an invalid value.
         """
         config = self.config
+        known = {field.name for field in fields(config)}
         for name, value in changes.items():
-            if name not in {field.name for field in fields(config)}:
+            if name not in known:
                 raise UserError(f"a resumed run may change {', '.join(map(flag, RESUMABLE))}, but got {flag(name)}.")
             if name not in RESUMABLE and value != getattr(config, name):
                 raise UserError(

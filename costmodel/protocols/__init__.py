@@ -68,9 +68,9 @@ def load_pricer(
     that the protocol cannot use.
     """
     _check(protocol)
-    if setting is not None and not isinstance(setting, kind := SETTINGS.get(protocol, type(None))):
-        needs = "no setting" if kind is type(None) else f"a setting of type {kind.__name__}"
-        got = type(setting).__name__
+    kind = SETTINGS.get(protocol)
+    if setting is not None and (kind is None or not isinstance(setting, kind)):
+        needs, got = f"a setting of type {kind.__name__}" if kind else "no setting", type(setting).__name__
         raise UserError(f"protocol {protocol} must have {needs}, but got one of type {got}; leave it out.")
     path = None if testbed is None else Path(testbed)
     return LOADERS[protocol](network, path, setting) if protocol in LOADERS else _own(protocol, network, path)

@@ -102,11 +102,9 @@ def prepare(
 ) -> Corpus:
     """Prepare the corpus `data` (see `open_source`) in at most `vocab_size` tokens, or open it in the cache.
 
-    A tokenizer is trained unless one is given or the corpus comes with one that fits. Progress is logged, and a killed
-    preparation is resumed.
+    A tokenizer is trained unless one is given or the corpus has one that fits. A killed preparation is resumed.
 
     Args:
-        cache_dir: folder of the cache; by default the user's own.
         seq_len: tokens of a training sequence; required for corpora that are cut into sequences, else not used.
         tokens: training tokens of a run. A large source is prepared only as far as needed (see `level_of`), and
             further for a longer run.
@@ -115,9 +113,8 @@ def prepare(
             validation excludes documents that repeat them.
         source: used instead of the one that `data` names.
 
-    Raises UserError for unknown or unreadable data, a vocabulary below MIN_VOCAB_SIZE, a tokenizer that is damaged or
-    larger than the vocabulary, a missing `seq_len`, a split without tokens, or a validation split of nothing but copies
-    of trained text; OSError if the cache cannot be written.
+    Raises UserError for bad data, vocabulary or tokenizer, a missing `seq_len`, a split without tokens, or a validation
+    split of nothing but copies of trained text; OSError if the cache cannot be written.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise UserError(f"`vocab_size` must be at least {MIN_VOCAB_SIZE} (every byte), but got {vocab_size}.")

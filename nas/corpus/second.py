@@ -91,8 +91,7 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
     all_windows = np.concatenate([np.zeros(0, np.uint64), *windows])
     repeats = repeated(all_windows, stored_windows(Path(first.folder)), of_parent)
     ends = np.cumsum([len(hashes) for hashes in windows])
-    parts = np.split(repeats, ends[:-1]) if windows else []
-    shares = [float(part.mean()) if len(part) else 0.0 for part in parts]
+    shares = [float(part.mean()) if len(part) else 0.0 for part in np.split(repeats, ends)[:-1]]
     copies = [document.name for document, share in zip(source.documents, shares, strict=True) if share > A_COPY]
     if copies and data != DEPENDENCIES:
         raise UserError(

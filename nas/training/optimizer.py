@@ -38,8 +38,10 @@ def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer
 def _num_matrices(module: nn.Module, linear: str) -> int:
     """Return the number of equal matrices stacked in a linear: of keys, of values, and of as many queries at a time."""
     owner, _, name = linear.rpartition(".")
-    widths: Any = module.get_submodule(owner).widths if name == "qkv" else None
-    return sum(widths) // widths[-1] if widths else 2 if name == "qk" else 1
+    if name == "qkv":
+        widths: Any = module.get_submodule(owner).widths
+        return int(sum(widths) // widths[-1])
+    return 2 if name == "qk" else 1
 
 
 def decays(name: str, parameter: Tensor) -> bool:

@@ -42,7 +42,7 @@ RULES = (
     Rule("python -m costmodel estimate SM+LN+R --protocol semi2k --network office.yaml"),
     Rule("python -m costmodel estimate my_models:llama"),
     Rule("python -m costmodel estimate runs/my-model"),
-    parsed("python -m costmodel estimate SM+LN+R --protocol cheetah --testbed cheetah.yaml", "needs a calibrated testbed"),
+    parsed("python -m costmodel estimate SM+LN+R --protocol cheetah --testbed cheetah.yaml", "needs a testbed"),
     Rule("python -m costmodel diff"),
     Rule("python -m costmodel validate"),
     Rule("python -m costmodel compare runs/mpc/architecture.yaml"),
