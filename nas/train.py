@@ -356,9 +356,12 @@ def _report(
             console.print(f"{candidate.name} {marked}")
         console.print(f"done; metrics, TensorBoard log and checkpoints are in {folder}")
         return
-    left = f", about {format_seconds(record.seconds * (1 / record.share - 1))} left" if record.share < 1 else ""
+    scale, part, left = candidate.recipe.scale, "", ""
+    if record.share < 1:
+        part = f" on {scale.rung_validation_tokens:,} of {scale.validation_tokens:,} tokens"
+        left = f", about {format_seconds(record.seconds * (1 / record.share - 1))} left"
     console.print(
-        f"{record.tokens:,} tokens: validation perplexity {record.perplexity:.3f}, "
+        f"{record.tokens:,} tokens: validation perplexity {record.perplexity:.3f}{part}, "
         f"{format_seconds(record.seconds)} so far{left}"
     )
 

@@ -28,7 +28,11 @@ def test_trains_and_resumes_to_the_same_end(source_files, tmp_path, capsys):
     arguments = ["EReg(SM(t)+ScFuFFN)", *SMOKE, "--parent", "none", "--data", source_files, "--output-dir"]
     assert train.main([*arguments, str(folder)]) == 0
     first = capsys.readouterr().out
-    assert "1,024 tokens: validation perplexity" in first
+    validations = [line for line in first.splitlines() if "validation perplexity" in line]
+    assert [line.split(",")[0].split(" tokens")[0] for line in validations[:-1]] == ["256", "512"]
+    assert all(" on 512 of 2,048 tokens, " in line for line in validations[:-1])
+    assert validations[-1].startswith("1,024 tokens: validation perplexity")
+    assert " of " not in validations[-1]
     assert (folder / "metrics.csv").exists()
     assert train.main(["--resume", str(folder), "--device", "cpu"]) == 0
     assert last_lines(first) == last_lines(capsys.readouterr().out)
