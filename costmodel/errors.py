@@ -1,4 +1,7 @@
-"""Exceptions that a command reports in one line, with their exit codes; any other exception is a bug."""
+"""The package's exceptions that a command reports in one line, with their exit codes.
+
+OSError and MemoryError (exit code 1), ArgumentError (2) and Ctrl-C (130) are reported so too; any other is a bug.
+"""
 
 
 class UserError(ValueError):

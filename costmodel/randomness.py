@@ -33,8 +33,8 @@ SILENT_OT_BITS = 8 * BATCH_BYTES / (BATCH - KEPT)
 class CorrelationGenerator:
     """A way to make correlated randomness.
 
-    `bytes_of` returns the bytes that all parties send for a correlation in a ring of a given width; `trusts` says who
-    must be trusted; `source` is the source of the formula.
+    `bytes_of` returns, for a correlation and the bits of the ring, the bytes that all parties send, or that a separate
+    dealer sends; `trusts` says who must be trusted; `source` is the source of the formula.
     """
 
     name: str

@@ -75,7 +75,11 @@ class Settings:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Write RUNS/experiments/NAME/{unseen,recovery}/KIND/*.txt, and print how much recovery text each kind has."""
+    """Write RUNS/experiments/NAME/{unseen,recovery}/KIND/*.txt, and print how much recovery text each kind has.
+
+    Other files of an earlier run stay. A UserError is raised if a package cannot be downloaded or unpacked, or if
+    another process runs the experiment.
+    """
     folder = RUNS / "experiments" / name
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):

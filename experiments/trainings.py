@@ -66,7 +66,7 @@ class Plan:
 
 
 class Job(NamedTuple):
-    """One training."""
+    """One training of a plan: one of its `rows` with one of its `seeds`."""
 
     seed: int
     row: str

@@ -150,7 +150,10 @@ class Callback:
         """Called before the first trial. A resumed run has records already."""
 
     def trial_ended(self, record: Record) -> None:
-        """Called after a trial is in the ledger: completed, paused, diverged or failed."""
+        """Called once a trial's end is in the ledger: completed, paused, diverged or failed.
+
+        A failure that is tried again on another node does not count.
+        """
 
     def run_ended(self, run: Run) -> None:
         """Called at the end, also if a run that started was interrupted or stopped; `run` is read from disk."""

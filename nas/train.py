@@ -77,9 +77,8 @@ class TrainConfig:
             of the architecture. The default is proxy, or parent with a --parent of another width or vocabulary.
         seq_len: tokens per sequence; by default the scale's.
         tokens: training tokens; by default the scale's, or 5/8 of them with a parent.
-        data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), the path of a
-            text, jsonl or parquet file or folder, or parent, for text that the parent generates (also
-            parent:temperature=0.8,tokens=200000,seed=1).
+        data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of
+            a text, jsonl or parquet file or folder.
         begin_of_text: the token with which each sequence begins, which it does not predict: tokenizer, as that of the
             given weights says; none; or a token such as <s>. Prices count it as one of --seq-len.
         init_from: start from these weights, at their width: a folder of save_pretrained, a .gguf file, an id on the
@@ -184,11 +183,9 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
     corpus, read = training_corpus(
         config.data,
         source,
-        digest_of(source) if source else "",
         vocab_size=candidate.trained.vocab_size,
         seq_len=scale.seq_len,
         tokens=scale.tokens,
-        device=device,
     )
     if source is not None:
         require_vocabulary(source, str(config.init_from or config.parent), corpus)

@@ -347,7 +347,7 @@ SINCE = (
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:
-    """Return the architecture as plain data, without default values of `SINCE`, `own` choices and an unused `gelu`."""
+    """Return the architecture as plain data, without defaults of `SINCE` and positions, `own` and an unused `gelu`."""
     data = asdict(architecture)
     if all(FFNS[layer.ffn].gelu != "own" for layer in architecture.layers):
         del data["gelu"]

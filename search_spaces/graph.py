@@ -104,8 +104,8 @@ def free_graph(
 def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]], *, has_caps: bool = False) -> nx.DiGraph:
     """Return the graph of exactly the given placements, all of one length; repeated ones count once.
 
-    States number the sets of possible endings, so that placements share common ends. A UserError is raised if there is
-    no placement, or their lengths differ.
+    The last number of a state is that of a set of possible endings, so that placements share common ends. `has_caps`
+    says whether scores have a cap. A UserError is raised if there is no placement, or their lengths differ.
     """
     words = list(dict.fromkeys(members))
     if len({len(word) for word in words}) != 1:

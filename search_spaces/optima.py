@@ -219,7 +219,11 @@ def _kept(labels: Labels, rows: Bools) -> Labels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimum:
-    """An optimal path; `cost` is ordered as `FeasibleSpace.costs`, but in the integer units of `priced_space`."""
+    """An optimal path; a lower `score` is better.
+
+    `cost` is ordered as `FeasibleSpace.costs`, but in the integer units of `priced_space`, rounded up to whole steps.
+    `latency_s` is in seconds, and 0 without a bound on latency.
+    """
 
     layers: tuple[Layer, ...]
     score: float

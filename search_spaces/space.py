@@ -284,7 +284,11 @@ def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularise
 
 
 def contains(space: SearchSpace, member: Member) -> bool:
-    """Return whether a member is in the space: its layers are a path, its recipe is searched, its base is equal."""
+    """Return whether a member is in the space.
+
+    Its layers must be a path, its recipe one of the space's, and all else, such as its final norm, as `member_of` sets
+    it.
+    """
     return path_of_member(space, member) is not None
 
 

@@ -321,7 +321,7 @@ class Plaintexts:
         return next(node.op.head_dim for node in self.graph if isinstance(node.op, ops.AttentionScores))
 
     def added(self) -> list[Array]:
-        """Return what is added to all numbers, or to scores that are seen; a row that sees one key attends to it."""
+        """Return what the step's op adds (positions, a shift, minus a bound, or 1 for a lone key), by ciphertext."""
         op: Any = self.step.node.op
         if isinstance(op, ops.Square):
             return packed(np.full(op.output_shape, op.shift), self.packing)

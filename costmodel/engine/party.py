@@ -123,8 +123,11 @@ def join(assignment: Assignment, weights: list[Blob], answers: Answers, progress
     """Meet the other parties, agree on the steps, get programs and shares, and return the party, ready to run.
 
     weights: the pickled weights, in a list from which the server takes them, so that they do not stay in memory.
+    answers: gets `op_graph`, `num_steps` and `shared_bytes` once the party is ready. If a peer is lost, that is
+    reported there, and the process ends.
 
-    Raise UserError as `meet`, or if op graphs differ, a weight does not fit, or a GPU is missing or too small.
+    Raise UserError as `meet`, `Assignment.keys` and `graph_of`, or if op graphs differ, a weight does not fit, or a GPU
+    is missing or too small.
     """
     rank, protocol, setting = assignment.rank, assignment.protocol, assignment.setting
     ours = terms(protocol, setting) | {"range check": "on" if assignment.is_in_range else "off (--allow-out-of-range)"}

@@ -53,7 +53,7 @@ class Plan:
         separate sequences, with the logits of every token.
     num_tokens: tokens of the prompt, or of a sequence. num_new: most tokens to generate; 0 for sequences.
 
-    A UserError is raised if a count is too small.
+    A UserError is raised if `num_tokens` is below 1, or `num_new` below 1 for `tokens` or below 0 for `sequences`.
     """
 
     kind: Literal["tokens", "sequences"]

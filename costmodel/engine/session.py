@@ -61,7 +61,10 @@ class StepRun:
 
     @property
     def by_op(self) -> tuple[Measured, ...]:
-        """The cost of every op, in the graph's order, if all parties run on this machine."""
+        """The cost of every op, in the graph's order; rounds are the most that any party waited for.
+
+        Seconds hold only if all parties run on this machine, since they compare the clocks of the parties.
+        """
         by_op, ended_s = list[Measured](), float("-inf")
         for costs in zip(*self.by_party, strict=True):
             start_s, end_s = max(min(cost.start_s for cost in costs), ended_s), max(cost.end_s for cost in costs)

@@ -140,7 +140,7 @@ class PricedModel:
 
     @property
     def setting(self) -> Setting | None:
-        """The setting of numbers and weights; None if the protocol has it fitted in."""
+        """The ring, the fraction bits and who holds the weights; None if the protocol has no choice of them."""
         setting: Setting | None = self.pricer.setting
         return setting
 

@@ -258,9 +258,11 @@ class Ckks(Pricer):
     def price(self, op: Op) -> Price:
         """Return the cost of a single op whose inputs come at the highest level: seconds of computing, without bytes.
 
-        Inputs are lowered, for free, to the levels that the op needs, and bootstraps between its steps are included. In
-        a graph, its inputs may need bootstraps too (`prices`). A UserError is raised if the op has no form or packing,
-        or a step of it needs more levels than there are.
+        An embedding, linear, vocabulary projection, norm or addition is packed for its own rows. Any other op is packed
+        for one token, so its cost is not the one that it has in a graph; for that, use `prices`. Inputs are lowered,
+        for free, to the levels that the op needs, and bootstraps between its steps are included. In a graph, its inputs
+        may need bootstraps too. A UserError is raised if the op has no form or packing, or a step of it needs more
+        levels than there are.
         """
         inputs = tuple(f"input {index}" for index in range(len(op.input_shapes)))
         placed = self.placed([Node(name="op", layer=0, op=op, inputs=inputs)])

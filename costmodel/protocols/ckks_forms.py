@@ -237,7 +237,11 @@ def inverse(m: Any, x: Any, gain: Any = 1.0) -> Any:
 
 
 def inverse_root(m: Any, x: Any, coefficients: Sequence[float]) -> Any:
-    """Return 1 / sqrt(x): a series, refined by Newton steps, in which y becomes y (3 - x y^2) / 2."""
+    """Return 1 / sqrt(x): a series, refined by Newton steps, in which y becomes y (3 - x y^2) / 2.
+
+    x must be in the range of `FORMS["inverse root"]`. coefficients: of the Chebyshev series of 1 / sqrt(x) on that
+    range, ROOT_DEGREE + 1 of them.
+    """
     y = series(m, x, coefficients, FORMS["inverse root"].low, FORMS["inverse root"].high)
     half = m.combined([x], [0.5])
     for _ in range(NEWTON_STEPS):

@@ -255,7 +255,7 @@ class ByFormula(Pricer):
 
     @abstractmethod
     def op_s(self, op: Op, cost: Comm) -> float:
-        """Return the compute seconds of an op."""
+        """Return the compute seconds of an op, without start-up. `cost` is what `comm` returned for it."""
 
     def error_s(self, op: Op, cost: Comm) -> float:
         """Return the absolute error to expect of `op_s`, in seconds."""

@@ -25,13 +25,16 @@ def fit(
     worst: float,
     fixed: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return the coefficients >= 0 with the least mean relative error, among those whose greatest error is at most
-    `worst`.
+    """Return the coefficient of every term, the fixed ones included.
+
+    Those that are not fixed are >= 0 and have the least mean relative error, among those whose greatest relative error
+    is at most `worst`.
 
     Args:
-        rows, targets: Counts of terms in each row, and its measured value.
+        rows, targets: Counts of terms in each row, and its measured value. Every row must have the terms of the first
+            row, which are those that are fitted, and the fixed ones. A term whose count is 0 in every row gets 0.
         worst: Greatest relative error allowed. If no coefficients reach it, the least reachable one is used instead.
-        fixed: Coefficients that are given. Terms that no row has get 0.
+        fixed: Coefficients that are given.
     """
     terms = [term for term in rows[0] if term not in fixed]
     matrix, column_scale = _scaled(rows, targets, terms)

@@ -35,7 +35,11 @@ PRICE_KEYS = (
 
 
 def op_records(estimate: Estimate) -> list[dict[str, Any]]:
-    """Return every op with its cost, in order; the costs sum to the total."""
+    """Return a record of every op, in order; costs are in SI units and sum to the total.
+
+    Its keys are `op` (the class), `layer`, `name`, `shape` (integer fields by name), those in PRICE_KEYS, and
+    `extrapolation`, as `Pricer.extrapolation` returns it.
+    """
     return [
         {
             "op": type(node.op).__name__,

@@ -111,7 +111,10 @@ def spelled(program: Program, node: FxNode) -> TracedOps:
 
 
 def shaped(program: Program, node: FxNode) -> TracedOps:
-    """Match a * values + b * (softmax @ values) - c * (running mean of values), with learned a, b, c per head."""
+    """Return the ops of a * values + b * (softmax @ values) - c * (running mean of values); none if it is not that.
+
+    `node` is the difference. The factors a, b and c are learned, one of each per head.
+    """
     if len(program.secret_inputs(node)) != 2:
         return ()
     plus, minus = (program.origin(term) for term in program.secret_inputs(node))

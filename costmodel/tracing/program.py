@@ -171,7 +171,10 @@ def numel(node: FxNode) -> int:
 
 
 def first_column(node: FxNode, rows: int) -> int | None:
-    """Return the first column of a part of `rows x features`; None if it is no range of adjacent columns."""
+    """Return the index of the first column that `node`, a slice or a part of a split, takes of `rows` x features.
+
+    Return None if it takes no range of adjacent columns, or if what it is taken from does not have that many rows.
+    """
     is_piece, last = kind(node) == "getitem", len(size(node)) - 1
     cut = node.args[0] if is_piece else node
     whole, dim = cut.args[0], argument(cut, 2 if is_piece else 1, "dim", 0)

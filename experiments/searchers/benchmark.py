@@ -56,9 +56,10 @@ Curves: TypeAlias = Mapping[str, Sequence[Curve]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedPart:
-    """A part of the table, and the settings of its searches.
+    """The settings of the searches that are replayed on a part of the table.
 
-    `pools` are `development`, two rows of three, for tuning; `final`, the others; or `all`. `parent_loss` is in nats.
+    `pools` are `development`, two rows of three, for tuning; `final`, the others; or `all`. `budget_latency` has a
+    unit, such as 5min. `parent_loss` is in nats per token.
     """
 
     pools: tuple[str, ...]
@@ -85,9 +86,10 @@ class Settings:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Print tables for every part and pool, and write them and a plot to the experiment's folder.
+    """Print tables for every part and pool; write the curves of all runs as CSV, and a plot, to RUNS/experiments/NAME.
 
-    A UserError is raised for a part with too few trainings.
+    A UserError is raised for an unknown part, pool or searcher, if `judged` is none of the searchers, or if a part has
+    too few trained architectures.
     """
     listed = load_mapping(CONFIGS / settings.table)
     parts = decode(TableSettings, {key: listed[key] for key in listed if key != "kind"}, settings.table).parts

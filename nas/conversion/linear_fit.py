@@ -66,10 +66,11 @@ def weights_by_position(read: Tensor, left: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
-    """Fit a fused FFN by weighted least squares, so that its layer's output is as near as possible to `left`.
+    """Fit a fused FFN in place by weighted ridge regression, to bring its layer's output near to `left`.
 
     read: input of the layer. left: output that it should have. Both are batch x T x d_model. The weights are those of
-        `weights_by_position`.
+        `weights_by_position`. With a norm behind the FFN, the input of the norm is fitted, as far as its direction is
+        known. The sum is taken to be a plain one, without learned factors.
     """
     seen: list[tuple[Tensor, Tensor]] = []
     ffn = layer.ffn

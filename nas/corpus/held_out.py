@@ -93,7 +93,10 @@ def hold_out(
 
 
 def trained_on(entry: Path) -> KeptWindows | None:
-    """Return the windows of all prepared training text, to be kept with a model; None if more than MOST_KEPT."""
+    """Return the windows of all prepared training text as `to_keep` does, to be kept with a model.
+
+    Return None if the text has more than MOST_KEPT windows, repeated ones included. entry: a folder of the cache.
+    """
     length = (entry / "train-windows.bin").stat().st_size // WINDOW_BYTES
     parts = _parts(entry / "train-windows.bin", length)
     return to_keep(np.concatenate([np.zeros(0, np.uint64), *parts])) if length <= MOST_KEPT else None

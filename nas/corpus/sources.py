@@ -87,8 +87,6 @@ def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
     if data == "stdlib":
         return local_files.stdlib_source()
     path = Path(data)
-    if name == "parent" and not path.exists():
-        raise UserError(f"data {data!r} is text that a parent generates for nas.search or nas.train; name a path here.")
     if os.path.isdir(path):
         return local_files.folder_source(data, path, whole_files=whole_files)
     if os.path.isfile(path) and kind_of(path) in (".txt", *ROW_READERS):

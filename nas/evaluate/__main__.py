@@ -81,7 +81,8 @@ class Parts:
     def result(self, part: str, content: Any, computed: Callable[[], Any]) -> Any:
         """Return the result of a part as plain data, from the file if it is there, else computed and added to the file.
 
-        content: plain data that decides the result. Raises OSError.
+        content: plain data that decides the result. computed: returns what JSON can represent; tuples come back as
+            lists. Raises OSError, and UserError for a number that is not finite.
         """
         key = fingerprint([FORMAT, part, content])[:16]
         if key not in self.known:

@@ -155,7 +155,10 @@ def fixed_point_table(setup: Setup, clear: float, scores: Scores, tokens: Tokens
 
 
 def lines_below(setup: Setup, scores: Scores) -> list[str]:
-    """Return a line for each setting in which the model cannot run, and one on the error of GELU by tanh under SPU."""
+    """Return a line for each setting in which the model cannot run.
+
+    Under SPU, if a layer has GELU by tanh, another line states the error of that.
+    """
     lines = [
         f"not run: {setup.protocol}, {describe_setting(setting)}: {reason}"
         for setting, reason in scores.items()

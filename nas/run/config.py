@@ -57,7 +57,7 @@ class StudyConfig(BudgetOptions):
         num_proxy_evals: number of candidates that get a low-fidelity evaluation, by searchers that use it; by default 3
             for each final training. With 0, all candidates get the final training.
         finalist_seeds: most further seeds of each member of the front, trained once all candidates have ended; over all
-            members, at most half the number of candidates.
+            members, at most half the number of candidates, rounded up.
         time_budget: plan for this time, with a unit, counted from the start of the command: as many trainings as fit,
             and at least one. The run can be resumed, with as much time again.
         time_limit: end the run after this time in any case, with a unit, even if nothing is trained.
@@ -69,9 +69,8 @@ class StudyConfig(BudgetOptions):
         parent: the trained model that candidates start from: builtin, a folder of nas.export, nas.train or
             save_pretrained, `latest` for the last training, a .gguf file, an id on the Hugging Face hub, or none to
             train from scratch. The default is builtin with its own scale and space, else none.
-        data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), the path of a
-            text, jsonl or parquet file or folder, or parent, for text that the parent generates (also
-            parent:temperature=0.8,tokens=200000,seed=1).
+        data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of
+            a text, jsonl or parquet file or folder.
         begin_of_text: the token with which each sequence begins, which it does not predict: tokenizer, as that of
             --parent says; none; or a token such as <s>. Prices count it as one of --seq-len.
         second_eval_data: a second corpus on which completed trials are validated too: dependencies (the Python source

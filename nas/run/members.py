@@ -135,7 +135,11 @@ def difference_error(member: TrainedMember, other: TrainedMember) -> float | Non
 
 
 def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
-    """Return whether `member` is better or worse than `other`, by more than ERRORS_APART standard errors."""
+    """Return `better` or `worse` if `member` differs from `other` by more than ERRORS_APART standard errors.
+
+    They are of the difference of the mean losses; a lower loss is better. A smaller difference is `no difference
+    shown`; if no standard error is known, the result is `not tested`.
+    """
     if (error := difference_error(member, other)) is None:
         return "not tested"
     if abs(below := other.mean_loss - member.mean_loss) <= ERRORS_APART * error:
@@ -195,7 +199,7 @@ def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...
 
 
 def front_of(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
-    """The eligible, Pareto-optimal members of any role among these, cheapest first."""
+    """The Pareto-optimal members by latency and mean loss among those that `is_eligible`, cheapest first."""
     return tuple(pareto_front([one for one in trained if is_eligible(one, budget)], lambda member: member.point))
 
 

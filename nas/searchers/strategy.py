@@ -140,9 +140,11 @@ class Strategy(ABC):
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
-        """Propose at most `size` members within the budget, none of which folds to the same model as a seen one.
+        """Propose `size` members within the budget that fold to different models, none of them that of a seen member.
 
-        seen: every member that was proposed before. trained: results and predictions so far, in a fixed order.
+        Fewer mean that there are no more, which ends the search. rng: the only source of randomness, so that proposals
+        can be reproduced. seen: every member that was proposed before. trained: results and predictions so far, in a
+        fixed order.
         """
 
     def suggestions(

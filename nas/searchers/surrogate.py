@@ -276,7 +276,10 @@ class PredictiveDistribution(NamedTuple):
         return deviation
 
     def condition_on(self, place: int) -> "PredictiveDistribution":
-        """Return the distribution after observing a member at its predicted mean."""
+        """Return the distribution after observing the member of row `place`, with seed noise, at its predicted mean.
+
+        So the means stay as they are, and only the variances shrink.
+        """
         shared = self.rooted @ self.crossed[place]
         gain = shared / (shared[place] + self.discrepancy**2 + SEED_NOISE**2)
         crossed = self.crossed - np.outer(gain, self.crossed[place])

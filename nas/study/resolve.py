@@ -13,7 +13,6 @@ from costmodel.ops import SoftmaxForm
 from nas.attention.causal import has_native
 from nas.conversion.parent import BUILTIN, Parent, kept_parent, load_parent, parent_of, require_fit
 from nas.conversion.pretrained import Pretrained, write_pretrained
-from nas.conversion.sampled_text import sampled_source
 from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import Corpus, prepare
@@ -157,11 +156,9 @@ def _corpus(
     found = training_corpus(
         config.data,
         parent and parent.model,
-        parent.digest if parent else "",
         vocab_size=scale.vocab_size or base.vocab_size,
         seq_len=config.seq_len,
         tokens=config.tokens or scale.tokens,
-        device=device_of(config),
     )
     if not config.gpus_per_trial:
         has_native(scale.head_dim or base.head_dim)  # once, before any worker starts: compiles the kernel
@@ -169,14 +166,13 @@ def _corpus(
 
 
 def training_corpus(
-    data: str, model: Pretrained | None, digest: str, *, vocab_size: int, seq_len: int, tokens: int, device: str
+    data: str, model: Pretrained | None, *, vocab_size: int, seq_len: int, tokens: int
 ) -> tuple[Corpus, tuple[Reading, ...]]:
     """Return the corpus of trainings, and which files of `data`'s folders were read or skipped, which is logged.
 
-    model: the model that trainings start from, whose tokenizer is used and which generates the text if `data` is
-        `parent`; None from scratch. digest: its `digest_of`, or "". tokens: training tokens. device: where it runs.
+    model: the model that trainings start from, whose tokenizer is used; None from scratch. tokens: training tokens.
     """
-    source = sampled_source(data, model, digest, tokens, device) or open_source(data)
+    source = open_source(data)
     for line in (line for read in source.read for line in read.lines):
         _log.info(line)
     if data == "stdlib" and model is not None and model.windows is None:  # a model of others, as far as is known

@@ -41,7 +41,7 @@ def run_study(
     Returns the run's folder: that of the resumed run, else `output_dir`, or one under runs/.
     began_s: when the time budget began, on the clock of `time.monotonic`.
     on_start: called with the folder once it is a run, before any trial begins. on_end: called with the record of every
-        trial that ended in this process, once it is in the ledger.
+        trial that ended in this process, once it is in the ledger, except for failures that are tried again.
     Raises UserError for bad input, InfeasibleError as `resolve_study` does, StoppedError or OSError if the run cannot
     continue now (it can be resumed) or no trial completed.
     """

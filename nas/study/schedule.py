@@ -9,7 +9,7 @@ Rounds of replicates are two generations apart, so that each depends on all earl
 
 Perplexity varies with the seed, and a front favours lucky seeds. The expected gain from one more seed is largest for
 members that have close neighbours and few seeds, and smaller than that of a new candidate as long as neighbours differ
-by more than seeds do. Seeds therefore come last, at most half as many as candidates.
+by more than seeds do. Seeds therefore come last, at most half as many as candidates, rounded up.
 """
 
 import math

@@ -99,7 +99,7 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = 
 
 @torch.no_grad()
 def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale, tokens: int = COMPARED) -> Agreement:
-    """Compare the predictions of two models on one device on `tokens` validation tokens, or the scale's if fewer."""
+    """Compare a model with its parent, on one device, on about `tokens` validation tokens, or the scale's if fewer."""
     device, sums, count = model.embed.weight.device, np.zeros(2), 0
     for inputs, _ in validation_batches(corpus, scale, min(tokens, scale.validation_tokens)):
         ours, theirs = (

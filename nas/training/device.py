@@ -107,7 +107,10 @@ def _or_plain(code: F, plain: F) -> F:
 
 
 def counted_layer_function(recipe: Recipe) -> LayerFunction:
-    """Return a function that stores as much for a layer's gradients as compiled code does, on tensors without data."""
+    """Return a function that runs layers on tensors without data, to count what a CUDA training stores for gradients.
+
+    It stores as much as compiled code does or, if the recipe does not compile its layers, as much as a plain call does.
+    """
     is_compiled = recipe.compile == "auto" and not recipe.recompute
     return _or_plain(_compiled(_layer, _keeping()), nn.Module.__call__) if is_compiled else nn.Module.__call__
 

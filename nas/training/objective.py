@@ -28,10 +28,10 @@ COLLAPSE_SHARE = 0.02  # of ln T: a head below it attends to one token. Only rec
 
 
 class Losses(NamedTuple):
-    """Losses of a batch, without their weights.
+    """Scalar losses of a batch, without their weights, and without the error of hidden states.
 
     cross_entropy: mean over tokens, nats. penalty: of `EntropyPenalty`, nats^2; 0 without. distillation: KL(parent ||
-        model), mean over tokens, nats; 0 without.
+        model), mean over tokens, nats; 0 without. From `forward`, the penalty carries gradients; the others may not.
     """
 
     cross_entropy: Tensor

@@ -1,9 +1,9 @@
 """Counts the paths of a layered graph within cost limits by one dynamic program over layers, and draws them uniformly.
 
 A cost is a tuple of non-negative integers, one per measure, in units that the caller chooses. Paths are cut at the
-middle layer: tables hold the costs of the ways from the source to each boundary up to the cut, and from each boundary
-after it to the sink, with how many ways have each cost. A path is within the limit if its halves are together. This
-keeps tables small: whole paths have far more distinct costs than half of them.
+middle boundary: tables hold the costs of the ways from the source to each boundary up to the cut, and to the sink from
+each boundary from the cut on, with how many ways have each cost. A path is within the limit if its halves are together.
+This keeps tables small: whole paths have far more distinct costs than half of them.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""A search space with a cost on every vertex: a member costs the sum over its path, so nothing is priced twice.
+"""A search space with its costs: a member costs the sum over its path, so nothing is priced twice.
 
-The source carries the embedding, each choice its layer, and the head the final norm and vocabulary projection. For
-counting, every vertex also has its cost as integers, in units of 2^-38 s (4e-12 s) and 2^-4 bytes; each op is rounded
-to the nearest, so that equal ops have equal sums in any layers.
+The source carries the embedding, each choice its layer, and the head the final norm and vocabulary projection; other
+vertices have no cost. Costs are means per new token of the workload. For counting, they are integers too, in units of
+2^-38 s (4e-12 s) and 2^-4 bytes; each op is rounded to the nearest, so that equal ops have equal sums in any layers.
 """
 
 import math
@@ -75,7 +75,7 @@ class PricedSpace:
 def price_space(
     space: SearchSpace, pricer: Pricer, workload: Workload | int, cost_of: CostForm = "folded"
 ) -> PricedSpace:
-    """Return the space with a cost on every vertex, from lowering architectures that repeat one layer.
+    """Return the space with its costs, from lowering architectures that repeat one layer.
 
     An integer `workload` is the length of a prompt, for one new token. A UserError is raised for a workload that the
     base does not support, an op without formula, a cost that is not finite and non-negative, or costs that do not add
@@ -207,7 +207,7 @@ def cheapest(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
 
 
 def most_expensive(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """Return the first member of greatest `measure`; ties are decided as by `cheapest`, but by the greatest."""
+    """Return the first member of greatest `measure` and, of these, of most bytes if that is latency, else latency."""
     return _extreme(priced, measure, max)
 
 

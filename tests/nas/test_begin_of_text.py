@@ -1,4 +1,4 @@
-"""The token that begins a text: found as transformers does, and put before every sequence, prompt and sampled text."""
+"""The token that begins a text: found as transformers does, and put before every sequence and prompt."""
 
 import hashlib
 import json
@@ -15,9 +15,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from costmodel.errors import UserError
 from nas import train
-from nas.conversion.parent import load_initial, load_parent, parent_of
+from nas.conversion.parent import load_initial, parent_of
 from nas.conversion.pretrained import read_export, write_pretrained
-from nas.conversion.sampled_text import sampled_source
 from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.verified_fold import check_tokens
 from nas.corpus.corpus import FORMAT, Corpus, prepare
@@ -26,7 +25,6 @@ from nas.corpus.ngrams import ngram_baseline
 from nas.corpus.sequences import gather
 from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import begin_line, given_encoder, with_begin_of_text
-from nas.model.decoder import Decoder
 from nas.private.prompt import read_prompt
 from nas.recipe.recipe import SCALES
 from nas.training.batches import train_batch, validation_batches
@@ -222,27 +220,6 @@ def test_a_prompt_begins_with_it_and_its_text_does_not_show_it() -> None:
     assert begun.continued([plain.ids[0]]) == plain.continued([plain.ids[0]])
     with pytest.raises(UserError, match=f"they are {len(begun.ids)} . 7"):
         read_prompt("f(a", given_of("llama3"), context=len(begun.ids) + 6, new_tokens=7)
-
-
-@pytest.mark.needs_hf
-def test_what_a_parent_writes_follows_the_token(checkpoint: Callable[..., Path], monkeypatch: Any) -> None:
-    parent = load_parent(str(checkpoint("llama3")))
-    read: list[int] = []
-    step = Decoder.step
-
-    def reading(*args: Any) -> Any:
-        read.append(int(args[1].min()))
-        return step(*args)
-
-    monkeypatch.setattr(Decoder, "step", reading)
-    source = sampled_source("parent", parent.model, parent.digest, 1024)
-    assert source is not None
-    batch = next(source.streams[1].batches(None))
-    assert parent.model.tokenizer is not None
-    begin = given_encoder(parent.model.tokenizer, None, None).begin
-    assert begin is not None
-    assert read[0] == begin.id
-    assert all("<s>" not in document.text for document in batch.documents)
 
 
 @pytest.mark.needs_hf

@@ -2,7 +2,6 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from tokenizers import Tokenizer
 from costmodel.config.files import load_mapping
 from costmodel.errors import UserError
 from nas import train
-from nas.conversion import sampled_text
 from nas.conversion.parent import (
     BUILTIN,
     BUILTIN_FOLDER,
@@ -24,10 +22,9 @@ from nas.conversion.parent import (
     require_fit,
 )
 from nas.conversion.pretrained import TRAINED_FILE, read_export, write_checksums, write_pretrained
-from nas.conversion.sampled_text import sampled_source
 from nas.corpus import local_files
 from nas.corpus.corpus import Corpus, prepare, tokenizer_folder
-from nas.corpus.documents import DocumentSource, by_hash
+from nas.corpus.documents import by_hash
 from nas.corpus.ngrams import ngram_baseline
 from nas.corpus.tokenizer import kept_tokenizer
 from nas.model.decoder import Decoder, build
@@ -39,7 +36,6 @@ from nas.training.manifest import read_training
 from search_spaces.architecture import dump_architecture
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.notation import parse
-from tests.nas.study.conftest import untrained_parent
 
 PROXY = SCALES["proxy"]
 
@@ -262,46 +258,3 @@ def test_weights_without_their_tokenizer_are_refused_and_with_it_are_trained(tmp
     tokenizer = tokenizer_folder(prepare(source_files, vocab_size=300).fingerprint) / "tokenizer.json"
     (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
     assert train.main([*args, "--output-dir", str(tmp_path / "out")]) == 0, capsys.readouterr().err
-
-
-def source_of(parent: Parent, data: str = "parent", tokens: int = 2048) -> DocumentSource:
-    source = sampled_source(data, parent.model, parent.digest, tokens)
-    assert source is not None
-    return source
-
-
-def test_a_corpus_is_prepared_from_what_the_parent_writes(builtin: Parent, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(sampled_text, "BATCH", 8)
-    tokenizer = builtin.model.tokenizer
-    assert tokenizer is not None
-    corpus = prepare("parent", 512, tmp_path, tokenizer=tokenizer, source=source_of(builtin), tokens=2048)
-    assert corpus.num_train_tokens >= 2048
-    assert corpus.num_validation_tokens > 0
-    assert "def " in Tokenizer.from_str(tokenizer.json).decode(corpus.tokens("train").tolist())
-
-
-def test_a_stream_goes_on_where_it_was_and_settings_decide_the_text(builtin: Parent, source_files: str) -> None:
-    stream = source_of(untrained_parent(prepare(source_files, vocab_size=512)), tokens=12_000).streams[1]
-    first, second = islice(stream.batches(None), 2)
-    resumed = next(stream.batches(first.position))
-    assert resumed.documents == second.documents
-    assert first.documents != second.documents
-    names = ("parent", "parent:temperature=0.5", "parent:seed=1", "parent:tokens=4096")
-    assert len({source_of(builtin, name).fingerprint for name in names}) == len(names)
-    assert source_of(builtin, "parent:tokens=4096").fingerprint == source_of(builtin, tokens=4096).fingerprint
-    assert sampled_source("stdlib", builtin.model, builtin.digest, 1) is None
-
-
-@pytest.mark.parametrize(
-    ("data", "has_parent", "said"),
-    [
-        ("parent", False, "is text that the parent generates, but there is none; name a --parent"),
-        ("parent:heat=1", True, "--data parent:heat=1 must be `parent`, or say temperature, tokens, seed as in"),
-        ("parent:temperature=0", True, "needs a temperature from 0.1 to 10"),
-        ("parent:tokens=many", True, "must be `parent`, or say temperature"),
-    ],
-)
-def test_bad_settings_are_one_line(builtin: Parent, data: str, has_parent: bool, said: str) -> None:
-    with pytest.raises(UserError, match=said) as refused:
-        sampled_source(data, builtin.model if has_parent else None, builtin.digest, 2048)
-    assert "\n" not in str(refused.value)

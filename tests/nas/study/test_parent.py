@@ -116,7 +116,7 @@ def test_a_model_of_others_is_recovered_on_text_of_its_kinds(folder, monkeypatch
     theirs = load_parent(str(folder)).model._replace(windows=None)
     ours = load_parent(BUILTIN).model
     for data, model in (("stdlib", theirs), ("stdlib", ours), ("other", theirs), ("stdlib", None)):
-        training_corpus(data, model, "", vocab_size=512, seq_len=16, tokens=16, device="cpu")
+        training_corpus(data, model, vocab_size=512, seq_len=16, tokens=16)
     assert caplog.messages == [ONE_KIND]
 
 
