@@ -90,14 +90,22 @@ def paced(stop: Callable[[], bool], tell: Callable[[Pace], None], phases: Mappin
 
 
 class Needs(NamedTuple):
-    """Seconds of a training to the end, and of a low-fidelity evaluation."""
+    """Seconds of a training to the end, of a low-fidelity evaluation, and of the start that is part of each."""
 
     end_s: float
     short_s: float
+    start_s: float = 0.0
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds of a final training that continues an evaluation, after a start of its own."""
+        return self.end_s - self.short_s + self.start_s
 
     def of(self, training: Suggestion | Record, evaluated: Collection[int]) -> float:
         """Seconds of a training. evaluated: indexes of candidates whose final training continues their evaluation."""
-        return self.short_s if training.is_proxy else self.end_s - self.short_s * (training.index in evaluated)
+        if training.is_proxy:
+            return self.short_s
+        return self.rest_s if training.index in evaluated else self.end_s
 
 
 def fitting(
@@ -112,7 +120,7 @@ def fitting(
         trainings. num_ended: candidates whose final training was already asked for. num_evaluated: candidates that
         could be promoted at once.
     """
-    rest_s, room_s = needs.end_s - needs.short_s, places * left_s - busy_s
+    rest_s, room_s = needs.rest_s, places * left_s - busy_s
     for ends in range(most.ends, 0, -1):
         wanted, are_few = math.ceil(most.shorts * ends / most.ends), num_ended + ends <= ENOUGH
         for shorts in range(wanted, -1, -1) if are_few else (wanted,):
@@ -212,7 +220,8 @@ class TimeBudget:
         if math.isinf(self._seconds) or step_s is None:
             return
         shares = 1.0, scale.rungs[0]
-        needs = Needs(*(MARGIN * (self._start_s + step_s * num_equivalent_steps(scale, share)) for share in shares))
+        end_s, short_s = (self._start_s + step_s * num_equivalent_steps(scale, share) for share in shares)
+        needs = Needs(*(MARGIN * seconds for seconds in (end_s, short_s, self._start_s)))
         asked, evaluated = schedule.asked, schedule.proxy_evals
         for key in self._taken.keys() - trials.running.keys():
             del self._taken[key]

@@ -43,6 +43,12 @@ def test_evaluations_keep_their_share_until_few_candidates_would_end(left_s, bus
     assert fitting(left_s, busy_s, **given) == expected
 
 
+def test_a_promoted_candidate_starts_once_more():
+    given = {"places": 1, "most": Trainings(8, 24), "num_ended": 6, "num_evaluated": 0}
+    assert fitting(1200.0, 0.0, needs=NEEDS, **given) == (8, 24)  # 8 * 75 + 24 * 25
+    assert fitting(1200.0, 0.0, needs=NEEDS._replace(start_s=5.0), **given) == (7, 21)  # 7 * 80 + 21 * 25
+
+
 def test_a_pace_is_told_after_a_second_and_then_every_ten(monkeypatch):
     scale = replace(SCALES["smoke"], tokens=25_600, validation_tokens=3_072)  # 100 steps of 256 tokens
     assert num_equivalent_steps(scale) == pytest.approx(100 + (768 + 768 + 3_072) / 256 / 3)
