@@ -86,7 +86,11 @@ class Parts:
         """
         key = fingerprint([FORMAT, part, content])[:16]
         if key not in self.known:
-            line = json.dumps({"key": key, "part": part, "result": computed()}, allow_nan=False)
+            found = {"key": key, "part": part, "result": computed()}
+            try:
+                line = json.dumps(found, allow_nan=False)
+            except ValueError:
+                raise UserError(f"{part} must give finite numbers, but a model's logits overflow there.") from None
             with self.path.open("ab") as file:
                 if self.num_torn:  # of a process that was killed
                     file.truncate(file.tell() - self.num_torn)

@@ -312,6 +312,13 @@ def test_labels_configurations_and_kept_parts_of_another_format_are_refused(tmp_
             Parts(tmp_path / "kept.jsonl")
 
 
+def test_a_model_whose_logits_overflow_is_named_and_nothing_is_kept(tmp_path):
+    parts = Parts(tmp_path / "kept.jsonl")
+    with pytest.raises(UserError, match="task quiz, model must give finite numbers, but a model's logits overflow there"):
+        parts.result("task quiz, model", [], lambda: [[float("nan"), False, 1]])
+    assert not parts.known
+
+
 def test_the_form_with_the_fewest_examples_is_run_and_a_sample_is_even(there):
     tasks, others = read_tasks(str(there / "tasks"), [], 3)
     names = ["last/bpb", "quiz/rc_0shot"]
