@@ -70,7 +70,7 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
 
     read: input of the layer. left: output that it should have. Both are batch x T x d_model. The weights are those of
         `weights_by_position`. With a norm behind the FFN, the input of the norm is fitted, as far as its direction is
-        known. The sum is taken to be a plain one, without learned factors.
+        known.
     """
     seen: list[tuple[Tensor, Tensor]] = []
     ffn = layer.ffn
@@ -81,7 +81,9 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
     hook.remove()
     ((source, stream),) = seen
     ones = source.new_ones(*source.shape[:2], int(ffn.fused.bias is not None))
-    inputs, wanted = torch.cat([source, ones], dim=2), (left - stream) / ffn.scale
+    inputs, zero = torch.cat([source, ones], dim=2), torch.zeros_like(stream)
+    branch = left - stream if ffn.residual is None else (left - ffn.residual(stream, zero)) * ffn.residual.alpha
+    wanted = branch / ffn.scale
     if ffn.norm is not None:
         wanted = wanted / ffn.norm.get_parameter("weight")  # only the direction of the norm's input is known
     weight = weights_by_position(read, left).sqrt()[None, :, None]

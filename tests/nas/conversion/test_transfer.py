@@ -196,6 +196,7 @@ def fit(parent: Decoder, student: Decoder) -> list[Part]:
         (GPT2, "SM+LN+G", "2xLSLBo", [Part(0, "ffn"), Part(1, "ffn")]),
         (LLAMA, "SM+RMS+SwiGLU", "2xMPMWo", [Part(0, "attention"), Part(1, "attention")]),
         (GPT2, "SM+LN+G", "2xLPLGo", [Part(0, "attention"), Part(1, "attention")]),
+        (GPT2, "2xoSoGs", "2xoSoFs", [Part(0, "ffn"), Part(1, "ffn")]),
     ],
 )
 def test_a_fit_is_nearer_to_the_parent_than_the_start(base, theirs: str, ours: str, fitted: list[Part]) -> None:
