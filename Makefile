@@ -13,18 +13,18 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --upgrade-strategy only-if-needed --editable .
 	touch $@
 
 # With the test tools, at once: the engine asks for older numpy and pyarrow than the package alone would get.
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps crypten==0.4.1
+	$(BIN)/python -m pip install --quiet --no-compile --upgrade-strategy only-if-needed --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps crypten==0.4.1
 	touch $(VENV)/.installed $@
 
 # The package with what builds the site, if the test tools are not there.
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
-	[ -e $(VENV)/.installed-dev ] || $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed --editable '.[docs]'
+	[ -e $(VENV)/.installed-dev ] || $(BIN)/python -m pip install --quiet --no-compile --upgrade-strategy only-if-needed --editable '.[docs]'
 	touch $@
 
 search: setup
