@@ -305,8 +305,11 @@ def random_below(bound: int, rng: np.random.Generator) -> int:
     """Draw a whole number from 0 to bound - 1 uniformly, however large the bound is."""
     assert bound > 0
     num_bits = bound.bit_length()
-    while True:  # fewer than two draws on average
-        drawn = int.from_bytes(rng.bytes((num_bits + 7) // 8), "little") & ((1 << num_bits) - 1)
+    while (
+        True
+    ):  # fewer than two draws on average; `rng.bytes` makes the same numbers, but a short one three times slower
+        words = [int(rng.integers(1 << 32, dtype=np.uint32)) << place for place in range(0, num_bits, 32)]
+        drawn = sum(words) & ((1 << num_bits) - 1)
         if drawn < bound:
             return drawn
 
