@@ -75,8 +75,8 @@ def test_the_count_is_exact(agrees, latency, sent):
 
 
 def assert_uniform(feasible: FeasibleSpace) -> None:
-    """Chi-square over the feasible members, 3 draws expected of each; beyond +-5 standard deviations is a bug."""
-    size, expected, rng = feasible.num_feasible, 3, np.random.default_rng(0)
+    """Chi-square over the feasible members, 5 draws expected of each; beyond +-5 standard deviations is a bug."""
+    size, expected, rng = feasible.num_feasible, 5, np.random.default_rng(0)
     counts = Counter(feasible.sample(rng) for _ in range(size * expected))
     listed = list(feasible.members())
     assert set(counts) <= set(listed)
