@@ -75,6 +75,9 @@ class Costs:
         return cls(latency_s=price.latency_s, sent_bytes=price.sent_bytes, key_bytes=price.key_bytes)
 
 
+_MEASURES = tuple(field.name for field in fields(Costs))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
     """Upper bounds on costs; None is no bound, and a cost that is not known meets no bound.
@@ -100,8 +103,7 @@ class Budget:
     @property
     def bounds(self) -> dict[str, float]:
         """The bounds that are not None, by field name, without those under other protocols."""
-        names = (field.name for field in fields(Costs))
-        return {name: bound for name in names if (bound := getattr(self, name)) is not None}
+        return {name: bound for name in _MEASURES if (bound := getattr(self, name)) is not None}
 
     def admits(self, costs: Costs | Price, also: Mapping[str, Costs] | None = None) -> bool:
         """Return whether all costs are within the bounds; `also` are the costs under other protocols, by name."""

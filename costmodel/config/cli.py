@@ -148,6 +148,8 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
     any other exception is a bug.
     """
     arguments, components = list(sys.argv[1:] if args is None else args), cast(Any, commands)
+    if isinstance(commands, dict) and arguments and arguments[0] in commands:
+        components = {arguments[0]: commands[arguments[0]]}  # the flags of the others take a tenth of a second
     action = partial(auto_cli, components, args=arguments, prog=prog, parser_class=Parser)
     sys.exit(guarded(action, debug=DEBUG in arguments))
 

@@ -207,14 +207,11 @@ def test_a_traced_model_generates_at_the_price_of_its_name(run, tmp_path, monkey
     assert "longer than the model's context, but got 10 tokens, context=9" in said
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+def test_what_cannot_be_generated_is_refused(run):
+    for flags, message in (
         (["--new-tokens=0"], "--new-tokens must be at least 1, but got 0"),
         (["--new-tokens=1", "--phase=decode"], "--new-tokens counts from the whole prompt, so it does not go"),
         (["--new-tokens=124"], "must fit the context of 128 tokens, but got a prompt of 6 and 124 new tokens; shorten"),
-    ],
-)
-def test_what_cannot_be_generated_is_refused(run, flags, message):
-    assert message in refused(run("estimate", *SMALL, "--protocol=semi2k", *flags))
+    ):
+        assert message in refused(run("estimate", *SMALL, "--protocol=semi2k", *flags))
     assert run("estimate", *SMALL, "--protocol=semi2k", "--new-tokens=123")[0] == 0

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -30,7 +31,7 @@ from costmodel.errors import StoppedError
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
-from costmodel.protocols.derived import extrapolation_of, op_name, seconds_of, work
+from costmodel.protocols.derived import ComputeTestbed, extrapolation_of, op_name, seconds_of, work
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import BASES
@@ -63,6 +64,16 @@ def timed_by_work(series, protocol: str) -> Timing:
     )
 
 
+@cache
+def timings_by_work(protocol: str) -> list[Timing]:
+    return [timed_by_work(series, protocol) for series in microbenchmark.plan(protocol)]
+
+
+@cache
+def fitted_by_work(protocol: str) -> ComputeTestbed:
+    return fit_testbed(protocol, EngineSetting(), timings_by_work(protocol))
+
+
 def test_every_series_of_the_plan_has_a_name_of_its_own():
     kinds = [series.kind for series in microbenchmark.plan("semi2k")]
     assert len(set(kinds)) == len(kinds)
@@ -70,9 +81,7 @@ def test_every_series_of_the_plan_has_a_name_of_its_own():
 
 @pytest.mark.needs_engine
 def test_known_coefficients_are_found_again():
-    testbed = fit_testbed(
-        "semi2k", EngineSetting(), [timed_by_work(series, "semi2k") for series in microbenchmark.plan("semi2k")]
-    )
+    testbed = fitted_by_work("semi2k")
     for op in (ops.Relu(rows=7, features=11), ops.Linear(rows=3, in_features=50, out_features=9, bias=True)):
         assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op, "semi2k"), rel=1e-6)
     assert testbed.start_s == pytest.approx(START_S)
@@ -81,9 +90,7 @@ def test_known_coefficients_are_found_again():
 
 @pytest.mark.needs_engine
 def test_batches_of_oblivious_transfers_are_charged_by_use():
-    testbed = fit_testbed(
-        "cheetah", EngineSetting(), [timed_by_work(series, "cheetah") for series in microbenchmark.plan("cheetah")]
-    )
+    testbed = fitted_by_work("cheetah")
     op = ops.Relu(rows=64, features=256)
     per_ot = LONG_S / (BATCH - KEPT)
     assert seconds_of(op, "secret", testbed) == pytest.approx(
@@ -93,17 +100,15 @@ def test_batches_of_oblivious_transfers_are_charged_by_use():
 
 @pytest.mark.needs_engine
 def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op():
-    timings = [timed_by_work(series, "cheetah") for series in microbenchmark.plan("cheetah")]
+    timings = timings_by_work("cheetah")
     series = next(entry for entry in microbenchmark.plan("cheetah") if entry.kind == "Relu")
     made = cheetah.batches_made(series.sessions[0], EngineSetting())[len(WARM_UP) :]
     assert 0 < sum(made) < len(made)
-    short = [
-        s - LONG_S / 2 * batches for s, batches in zip(timed_by_work(series, "cheetah").seconds, made, strict=True)
-    ]
-    changed = [replace(timing, seconds=tuple(short)) if timing.kind == "Relu" else timing for timing in timings]
-    before, after = (
-        fit_testbed("cheetah", EngineSetting(), measurements).kinds["Relu"] for measurements in (timings, changed)
-    )
+    (whole,) = (timing.seconds for timing in timings if timing.kind == "Relu")
+    short = tuple(s - LONG_S / 2 * batches for s, batches in zip(whole, made, strict=True))
+    changed = [replace(timing, seconds=short) if timing.kind == "Relu" else timing for timing in timings]
+    before = fitted_by_work("cheetah").kinds["Relu"]
+    after = fit_testbed("cheetah", EngineSetting(), changed).kinds["Relu"]
     assert after.fixed_s == pytest.approx(before.fixed_s)
     assert after.worst_error < 1e-6
 

@@ -175,23 +175,22 @@ def of_type(graph: OpGraph, *kinds: type) -> list[Any]:
 
 
 def test_a_public_factor_of_1_changes_no_price():
-    assert parts(trace(granite(attention_multiplier=HEAD_DIM**-0.5), SEQ_LEN)) == parts(trace(llama(), SEQ_LEN))
+    assert parts(trace(granite(attention_multiplier=HEAD_DIM**-0.5), SEQ_LEN)) == parts(made("llama")[1])
 
 
 def test_public_factors_are_folded_into_the_table_and_priced_everywhere_else():
-    plain, scaled = (parts(trace(granite(**some), SEQ_LEN)) for some in ({"attention_multiplier": 0.125}, MULTIPLIERS))
+    graph = made("granite with multipliers")[1]
+    plain, scaled = parts(trace(granite(attention_multiplier=0.125), SEQ_LEN)), parts(graph)
     branch = ops.Scale(rows=SEQ_LEN, features=WIDTH, factor=0.22)
     logits = ops.Scale(rows=SEQ_LEN, features=VOCAB, factor=0.125)
     assert scaled - plain == {(0, branch): 2, (1, branch): 2, ("head", logits): 1}
     assert plain - scaled == {}
     scores: Any = {"heads": HEADS, "queries": SEQ_LEN, "keys": SEQ_LEN, "head_dim": HEAD_DIM}
-    assert set(of_type(trace(granite(**MULTIPLIERS), SEQ_LEN), ops.AttentionScores)) == {
-        ops.AttentionScores(**scores, factor=0.125)
-    }
+    assert set(of_type(graph, ops.AttentionScores)) == {ops.AttentionScores(**scores, factor=0.125)}
 
 
 def test_soft_caps_are_two_factors_and_a_tangent_of_scores_and_of_logits():
-    graph = trace(gemma2(), SEQ_LEN)
+    graph = made("gemma2")[1]
     scores: Any = {"rows": HEADS * SEQ_LEN, "features": SEQ_LEN}
     logits: Any = {"rows": SEQ_LEN, "features": VOCAB}
     cap = [ops.Scale(**scores, factor=0.5), ops.Tanh(**scores), ops.Scale(**scores, factor=2.0)]
@@ -202,7 +201,7 @@ def test_soft_caps_are_two_factors_and_a_tangent_of_scores_and_of_logits():
 
 
 def test_a_pooler_reads_the_first_token_of_attention_without_a_mask():
-    graph = trace(bert(), SEQ_LEN)
+    graph = made("bert with a pooler")[1]
     row: Any = {"rows": 1, "features": WIDTH}
     assert [node.op for node in graph][-4:] == [
         ops.TakeRows(rows=SEQ_LEN, features=WIDTH, taken=1),
@@ -211,18 +210,18 @@ def test_a_pooler_reads_the_first_token_of_attention_without_a_mask():
         ops.Linear(rows=1, in_features=WIDTH, out_features=2, bias=True),
     ]
     assert {op.causal for op in of_type(graph, ops.Softmax)} == {False}
-    assert {op.causal for op in of_type(trace(openai_gpt(), SEQ_LEN), ops.Softmax)} == {True}
+    assert {op.causal for op in of_type(made("openai gpt")[1], ops.Softmax)} == {True}
 
 
 def test_a_quick_gelu_is_a_factor_a_logistic_function_and_a_product():
-    quick, tanh = (trace(gpt2(activation_function=name), SEQ_LEN) for name in ("quick_gelu", "gelu_new"))
+    quick, tanh = (made(name)[1] for name in ("gpt2 of quick gelus", "gpt2"))
     size: Any = {"rows": SEQ_LEN, "features": 4 * WIDTH}
     instead = [ops.Scale(**size, factor=1.702), ops.Sigmoid(**size), ops.Multiply(**size)]
     assert parts(quick) - parts(tanh) == Counter((layer, op) for layer in (0, 1) for op in instead)
 
 
 def test_position_ids_counted_from_tokens_are_one_table():
-    tables = [node.name for node in trace(roberta(), SEQ_LEN) if isinstance(node.op, ops.PositionEmbedding)]
+    tables = [node.name for node in made("roberta")[1] if isinstance(node.op, ops.PositionEmbedding)]
     assert tables == [f"roberta.embeddings.{part}_embeddings" for part in ("token_type", "position")]
     config = transformers.RobertaConfig(**SIZE, max_position_embeddings=SEQ_LEN + 1, pad_token_id=1)
     with pytest.raises(ValueError, match=r"within its tables, but aten.gather.default in roberta.embeddings raised "):

@@ -41,7 +41,7 @@ def assert_exact(parts: list[torch.Tensor]) -> None:
         assert (ours - theirs).abs().max().item() < bound
 
 
-@pytest.mark.parametrize("head_dim", [1, 8, 9, 16, 24, 40, 64, 128])
+@pytest.mark.parametrize("head_dim", [1, 8, 9, 16, 40, 64])
 @pytest.mark.parametrize(("batch", "num_heads", "length"), [(2, 3, 1), (1, 1, 7), (2, 3, 16), (3, 2, 17), (1, 2, 300)])
 def test_values_and_gradients_are_the_textbooks(head_dim, batch, num_heads, length):
     assert_exact(operands(batch, num_heads, length, head_dim))

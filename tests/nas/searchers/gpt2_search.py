@@ -1,5 +1,6 @@
-"""A few proposals on `gpt2-small`, by a module that a process of its own loads in a second."""
+"""A few proposals on half of `gpt2-small`, by a module that a process of its own loads in a second."""
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -9,16 +10,18 @@ from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
 from nas.searchers import trellis
 from nas.searchers.strategy import Observation, RemainingBudget, SearchProblem
+from search_spaces.bases import Dimensions
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.notation import Member, name_of
-from search_spaces.space import load_space
+from search_spaces.space import build_space, load_definition
 
 
 @patch.object(trellis, "NUM_DRAWS", 3)
 def asked_for() -> list[str]:
-    """Suggestions on `gpt2-small` in order, of a few draws each, their results made up of prices and names."""
-    feasible = within_budget(price_space(load_space("gpt2-small"), load_pricer(), 128), Budget(latency_s=300.0))
+    """Suggestions in order, of a few draws each, their results made up of prices and names."""
+    space = build_space(replace(load_definition("gpt2-small"), dimensions=Dimensions(layers=6)))
+    feasible = within_budget(price_space(space, load_pricer(), 128), Budget(latency_s=150.0))
     strategy = trellis.Trellis(SearchProblem(feasible=feasible, reference_loss=6.0))
     remaining, lines = RemainingBudget(proxy_evals=5, final_trainings=2), list[str]()
     known: dict[Member, Observation] = {}

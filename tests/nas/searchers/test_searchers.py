@@ -10,7 +10,7 @@ from nas.searchers.draws import Draws
 from nas.searchers.optuna_samplers import OptunaStrategy, _layer
 from nas.searchers.strategy import SEARCHERS, Observation, SearchProblem, Strategy, Suggestion, searcher_of
 from nas.study.schedule import LAG, TrialSchedule
-from search_spaces.bases import base_architecture
+from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import (
     price_of,
@@ -18,7 +18,7 @@ from search_spaces.budget.priced_space import (
 )
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse
-from search_spaces.space import load_space, with_first_layers
+from search_spaces.space import build_space, load_definition, with_first_layers
 from tests.nas.study.conftest import run_schedule
 
 GENERATION_SIZE = 4
@@ -202,15 +202,15 @@ def test_an_evaluation_has_its_deviation_until_the_final_training_ends(feasible)
     )
 
 
-def slice_counts(feasible, members):
-    return [sum(part.fits(member) for member in members) for part in Draws(feasible).slices]
+def slice_counts(slices, members):
+    return [sum(part.fits(member) for member in members) for part in slices]
 
 
 def test_stratified_draws_cover_the_whole_range_of_costs(feasible):
     members = run(feasible, schedule(feasible, "stratified", num_trials=24))
     slices = Draws(feasible).slices
     forms = [len({deployed(member.architecture) for member in part.members()}) for part in slices]
-    counts = slice_counts(feasible, members)
+    counts = slice_counts(slices, members)
     assert len(counts) >= 4
     assert all(count >= min(24 // len(slices), held) for count, held in zip(counts, forms, strict=True))
 
@@ -228,12 +228,15 @@ def test_every_member_is_in_one_slice_or_none(feasible):
 
 def test_offspring_spread_over_the_latencies(feasible):
     """Drawn without a latency target, offspring would follow the members, of which hardly any is cheap."""
-    wide = within_budget(price_space(load_space("gpt2-small"), feasible.priced.pricer, 16), Budget(latency_s=150.0))
+    space = build_space(replace(load_definition("gpt2-small"), dimensions=Dimensions(layers=6)))
+    wide = within_budget(price_space(space, feasible.priced.pricer, 16), Budget(latency_s=75.0))
+    slices = Draws(wide).slices
     bred = run(wide, schedule(wide, num_trials=32))[2 * GENERATION_SIZE :]
     drawn = [wide.sample(np.random.default_rng(seed)) for seed in range(24)]
-    assert min(slice_counts(wide, bred)) >= 1
-    assert max(slice_counts(wide, bred)) <= 8
-    assert sum(slice_counts(wide, drawn)[:3]) == 0
+    counts = slice_counts(slices, bred)
+    assert min(counts) >= 1
+    assert max(counts) <= 8
+    assert sum(slice_counts(slices, drawn)[:3]) == 0
 
 
 def test_a_searcher_of_ones_own_is_loaded_and_what_is_none_is_refused(feasible):

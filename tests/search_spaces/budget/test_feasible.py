@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.cost import Budget
+from costmodel.cost import Budget, Price
 from costmodel.errors import InfeasibleError, UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
@@ -54,12 +54,13 @@ SHARES = st.none() | st.floats(-0.1, 1.1) | st.sampled_from([0.0, 0.5, 1.0])
 
 
 @pytest.fixture(scope="module")
-def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]:
-    """Whether count and list of the members within a budget are those found by pricing every member."""
+def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[..., bool]:
+    """Whether count and list of the members within `budget_at` are those found by pricing every member."""
     priced = price_space(small_space, pricer, 8)
     costs = {member: price_of(priced, member) for member in members(small_space)}
 
-    def check(budget: Budget) -> bool:
+    def check(latency: float | None, sent: float | None) -> bool:
+        budget = budget_at(priced, latency, sent)
         feasible = within_budget(priced, budget)
         admitted = {member for member, cost in costs.items() if budget.admits(cost)}
         listed = list(feasible.members())
@@ -69,8 +70,8 @@ def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]
 
 
 @given(latency=SHARES, sent=SHARES)
-def test_the_count_is_exact(small_space, pricer, agrees, latency, sent):
-    assert agrees(budget_at(price_space(small_space, pricer, 8), latency, sent))
+def test_the_count_is_exact(agrees, latency, sent):
+    assert agrees(latency, sent)
 
 
 def assert_uniform(feasible: FeasibleSpace) -> None:
@@ -230,6 +231,17 @@ def keyed() -> PricedSpace:
     return price_space(space, load_pricer("sigma"), 8)
 
 
+@pytest.fixture(scope="module")
+def keyed_costs(keyed: PricedSpace) -> list[Price]:
+    return [price_of(keyed, member) for member in members(keyed.space)]
+
+
+@pytest.fixture(scope="module")
+def online(keyed: PricedSpace) -> PricedSpace:
+    """The same layers under a protocol without keys."""
+    return price_space(keyed.space, load_pricer("semi2k", "wan"), 8)
+
+
 def test_infeasible_names_the_cheapest_and_its_cost(small_space, pricer, keyed):
     ladder, small = (price_space(space, pricer, 8) for space in (load_space("ladder"), small_space))
     other = price_space(keyed.space, load_pricer("semi2k"), 8)
@@ -262,32 +274,30 @@ def test_budgets_that_cannot_be_counted_are_refused(keyed, monkeypatch):
 
 
 @given(shares=st.tuples(*[st.floats(0.0, 1.0)] * 3))
-def test_keys_are_counted_as_exactly_as_latency_and_bytes(keyed, shares):
+def test_keys_are_counted_as_exactly_as_latency_and_bytes(keyed, keyed_costs, shares):
     measures: tuple[Measure, ...] = ("latency_s", "sent_bytes", "key_bytes")
-    costs = [price_of(keyed, member) for member in members(keyed.space)]
     bounds: dict[str, float] = {}
     for measure, share in zip(measures, shares, strict=True):
-        every = sorted({getattr(cost, measure) for cost in costs})
+        every = sorted({getattr(cost, measure) for cost in keyed_costs})
         place = int(share * (len(every) - 1))  # halfway to the next, so that rounding is of no account
         bounds[measure] = (every[place] + every[min(place + 1, len(every) - 1)]) / 2 + 1e-9
     for asked in ({"key_bytes"}, {"latency_s", "key_bytes"}, set(measures)):
         budget = Budget(**{measure: bounds[measure] for measure in asked})  # type: ignore[arg-type]
-        expected = sum(all(getattr(cost, name) <= most for name, most in budget.bounds.items()) for cost in costs)
+        expected = sum(all(getattr(cost, name) <= most for name, most in budget.bounds.items()) for cost in keyed_costs)
         feasible = within_budget(keyed, budget)
         assert feasible.num_feasible == expected == len(list(feasible.members()))
 
 
 @given(shares=st.tuples(*[st.floats(0.0, 1.0)] * 3))
-def test_members_within_the_budgets_of_two_protocols(keyed, shares):
-    other = price_space(keyed.space, load_pricer("semi2k", "wan"), 8)
-    axes: list[tuple[PricedSpace, Measure]] = [(other, "latency_s"), (keyed, "latency_s"), (keyed, "key_bytes")]
+def test_members_within_the_budgets_of_two_protocols(keyed, online, shares):
+    axes: list[tuple[PricedSpace, Measure]] = [(online, "latency_s"), (keyed, "latency_s"), (keyed, "key_bytes")]
     bounds = []
     for (priced, measure), share in zip(axes, shares, strict=True):
         low, high = (getattr(price_of(priced, end(priced, measure)), measure) for end in (cheapest, most_expensive))
         bounds.append(low + share * (high - low))
     first, second = Budget(latency_s=bounds[0]), Budget(latency_s=bounds[1], key_bytes=bounds[2])
-    feasible_space = within_budget(other, first, [Bounded(keyed, second)])
-    expected = set(within_budget(other, first).members()) & set(within_budget(keyed, second).members())
+    feasible_space = within_budget(online, first, [Bounded(keyed, second)])
+    expected = set(within_budget(online, first).members()) & set(within_budget(keyed, second).members())
     assert (set(feasible_space.members()), feasible_space.num_feasible) == (expected, len(expected))
     assert all(feasible_space.fits(member) for member in expected)
 
