@@ -55,10 +55,12 @@ def dying(config):
     runs = len(list(trial.folder.iterdir()))
     (trial.folder / f"run-{runs}").write_text("")
     if runs == 0 and trial.record.index < 2:
-        (trial.folder.parent / node_id).write_text("")
-        if node_id == (trial.setting.folder / "head").read_text():
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+        (trial.setting.folder / node_id).write_text("")
+        if node_id != (trial.setting.folder / "head").read_text():
+            time.sleep(600)
+        while len(list(trial.folder.parent.iterdir())) < 2:  # the other trial is then on the node
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
     tune.report({"record": trial.ended("completed", measured=OUTCOME)})
 
 
@@ -97,10 +99,9 @@ def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monk
     monkeypatch.setattr(ray_tune, "_trainable", dying)
     (trials.setting.folder / "head").write_text(cluster.head_node.node_id)
     (node,) = cluster.worker_nodes
-    folder = trials.setting.folder / "trials"
 
     def take_the_node() -> None:
-        while not (folder / node.node_id).exists():
+        while not (trials.setting.folder / node.node_id).exists():
             time.sleep(0.05)
         cluster.remove_node(node, allow_graceful=False)
 
@@ -110,5 +111,5 @@ def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monk
     taker.join()
     ends = [record for record in trials.records if record.event == "finished"]
     assert sorted((end.index, end.status) for end in ends) == [(index, "completed") for index in range(3)]
-    runs = {end.index: len(list((folder / end.trial_id).iterdir())) for end in ends}
+    runs = {end.index: len(list((trials.setting.folder / "trials" / end.trial_id).iterdir())) for end in ends}
     assert runs == {0: 2, 1: 2, 2: 1}
