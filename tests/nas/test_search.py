@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -26,10 +28,11 @@ from nas.run.folder import read_config, read_meta
 from nas.run.members import front
 from nas.run.run import Run
 from search_spaces.architecture import arch_id, load_architecture
-from tests.conftest import python, refusals, write_email
+from tests.conftest import python, refusals, trials_here, write_email
 
-SPACE = ("--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
-ARGS = ("--budget-latency", "6.22s", *SPACE, "--finalist-seeds", "1", "--num-proxy-evals", "4")
+SPACE = "--space tiny --scale smoke --seq-len 32 --seed 3"
+TOKENS = 4096
+ARGS = f"--budget-latency 6.22s --finalist-seeds 1 --num-proxy-evals 4 --tokens {TOKENS} {SPACE}".split()
 SMALL = "--budget-latency 6.22s"
 NUM_TRIALS = 3
 
@@ -48,9 +51,11 @@ def root(tmp_path_factory):
 def finished(root):
     """A run in the default folder that nobody disturbed: (folder, what it printed)."""
     args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", str(NUM_TRIALS), "--max-concurrent", "1")
-    printed = python("-m", "nas.search", *args, cwd=root)
+    with pytest.MonkeyPatch.context() as patch, trials_here(), redirect_stdout(StringIO()) as printed:
+        patch.chdir(root)
+        assert search.main([*args]) == 0
     (folder,) = (root / "runs").iterdir()
-    return folder, printed
+    return folder, printed.getvalue()
 
 
 @pytest.fixture
@@ -119,7 +124,7 @@ def test_the_front_is_trained_with_one_more_seed_and_says_so(finished, capsys):
 
 def test_the_floor_is_of_the_tokens_and_the_validation_of_the_trials(finished, root):
     folder, printed = finished
-    scale = replace(SCALES["smoke"], seq_len=32)
+    scale = replace(SCALES["smoke"], seq_len=32, tokens=TOKENS)
     corpus = prepare(str(root / "corpus"), 512)
     validated = scale.validation_tokens
     expected = ngram_baseline(corpus, seq_len=32, validation_tokens=validated, tokens=scale.tokens, seed=3)

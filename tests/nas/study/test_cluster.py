@@ -1,15 +1,17 @@
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import ray
-from ray import tune
+from ray import cloudpickle, tune
 from ray._private import ray_constants
 from ray.cluster_utils import Cluster
 
@@ -21,18 +23,21 @@ from nas.study.trials import Trials
 from nas.training.outcome import Outcome
 from tests.nas.study.conftest import ONE_TRIAL
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers then import neither this module nor torch
 OUTCOME = Outcome(status="completed", steps=1, tokens=8, seconds=1.0, val_loss=3.0, perplexity=20.0)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head without cores, and two nodes of one core, of which the last test here takes one."""
+    """A head and a node, of one core each; the last test here takes the node, which the head misses in a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)  # a run on this machine alone leaves it off
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 100_000_000})
-        for _ in range(2):
-            made.add_node(num_cpus=1, object_store_memory=100_000_000)
+        sizes: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100_000_000}
+        spared = {"no_monitor": True, "include_log_monitor": False}  # processes that no study asks for anything
+        of_head = {"_system_config": {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200}}
+        made = Cluster(initialize_head=True, head_node_args={**sizes, **spared, **of_head})
+        made.add_node(**sizes)
         yield made
         made.shutdown()
 
@@ -44,16 +49,18 @@ def trials(make_trials, corpus, tmp_path, request) -> Trials:  # two, or as many
 
 
 def dying(config):
-    """Its first worker dies, on the second trial with its node; a file in the trial's folder says how often it ran."""
-    trial = config["trial"]
+    """Its first worker on the head dies, and the other node; a file in the trial's folder says how often it ran."""
+    trial, node_id = config["trial"], ray.get_runtime_context().get_node_id()
     trial.folder.mkdir(parents=True, exist_ok=True)
     runs = len(list(trial.folder.iterdir()))
     (trial.folder / f"run-{runs}").write_text("")
-    if runs == 0 and trial.record.index == 0:
+    if runs == 0 and trial.record.index < 2:
+        (trial.setting.folder / node_id).write_text("")
+        if node_id != (trial.setting.folder / "head").read_text():
+            time.sleep(600)
+        while len(list(trial.folder.parent.iterdir())) < 2:  # the other trial is then on the node
+            time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
-    if runs == 0 and trial.record.index == 1:
-        (trial.folder.parent / "take-the-node").write_text(ray.get_runtime_context().get_node_id())
-        time.sleep(60)
     tune.report({"record": trial.ended("completed", measured=OUTCOME)})
 
 
@@ -90,12 +97,12 @@ def test_where_no_node_sees_the_run_a_trial_fails_with_the_reason(cluster, trial
 @pytest.mark.parametrize("trials", [3], indirect=True)
 def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monkeypatch):
     monkeypatch.setattr(ray_tune, "_trainable", dying)
-    sign = trials.setting.folder / "trials" / "take-the-node"
+    (trials.setting.folder / "head").write_text(cluster.head_node.node_id)
+    (node,) = cluster.worker_nodes
 
     def take_the_node() -> None:
-        while not (sign.exists() and sign.read_text()):
+        while not (trials.setting.folder / node.node_id).exists():
             time.sleep(0.05)
-        (node,) = (node for node in cluster.worker_nodes if node.node_id == sign.read_text())
         cluster.remove_node(node, allow_graceful=False)
 
     taker = threading.Thread(target=take_the_node)
@@ -104,5 +111,5 @@ def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monk
     taker.join()
     ends = [record for record in trials.records if record.event == "finished"]
     assert sorted((end.index, end.status) for end in ends) == [(index, "completed") for index in range(3)]
-    runs = {end.index: len(list((sign.parent / end.trial_id).iterdir())) for end in ends}
+    runs = {end.index: len(list((trials.setting.folder / "trials" / end.trial_id).iterdir())) for end in ends}
     assert runs == {0: 2, 1: 2, 2: 1}

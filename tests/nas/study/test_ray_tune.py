@@ -1,12 +1,13 @@
 import os
 import socket
 import stat
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import ray
-from ray import tune
+from ray import cloudpickle, tune
 
 from costmodel.errors import UserError
 from nas.run import ledger
@@ -18,21 +19,13 @@ from nas.study.resources import Node, Resources, resolved, resource_lines, study
 from nas.study.run_study import require_home
 from nas.study.trials import RunHaltedError
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers then import neither this module nor torch
 RESOURCES = Resources(slots=1, max_concurrent=1)
 
 
 @pytest.fixture
 def trials(make_trials, corpus, tmp_path):
     return make_trials(tmp_path, corpus)
-
-
-def test_a_study_on_this_machine_stays_on_loopback_whatever_ray_address_says(monkeypatch):
-    """The switch is Ray's own and not public: this fails if a release renames it."""
-    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
-    with ray_session(RESOURCES, {"NAS_TEST": "1"}):
-        assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
-        assert ray.cluster_resources()["CPU"] == 1
-    assert not ray.is_initialized()
 
 
 def test_a_cluster_that_nobody_answers_for_or_that_is_another_is_said_before_ray_is_asked(monkeypatch):
@@ -68,9 +61,18 @@ def test_ray_is_started_again_if_its_processes_are_slow(monkeypatch, caplog, num
 @pytest.fixture(scope="module")
 def session():
     """A session of Ray's for several studies, which each of them uses and leaves as it is."""
-    with ray_session(RESOURCES, {}):
-        yield
-        assert ray.is_initialized()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+        with ray_session(RESOURCES, {"NAS_TEST": "1"}):
+            yield
+            assert ray.is_initialized()
+        assert not ray.is_initialized()
+
+
+def test_a_study_on_this_machine_stays_on_loopback_whatever_ray_address_says(session):
+    """The switch is Ray's own and not public: this fails if a release renames it."""
+    assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
+    assert ray.cluster_resources()["CPU"] == 1
 
 
 def mistaken(config):

@@ -120,8 +120,9 @@ def test_rates_are_of_processes_that_train_at_once(monkeypatch, tmp_path):
     assert kept_rates(candidate, "another card") is None
     assert kept_rates(study("smoke", seq_len=32)[1], "card") is None
     assert kept_rates(study("smoke", seq_len=16, tokens=64)[1], "card") == rates  # the length is no shape
+    monkeypatch.setattr(throughput, "SERVE", (*throughput.SERVE[:1], "-S", "-c", "raise SystemExit('no memory')"))
     with pytest.raises(StoppedError, match="ended early"):
-        shared_rates(candidate, "no-such-device", [1])
+        shared_rates(candidate, "cpu", [1])
 
 
 @pytest.mark.parametrize(
