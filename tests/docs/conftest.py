@@ -12,7 +12,10 @@ from tests.conftest import trials_here
 from tests.docs.pages import PAGES, ROOT, blocks, files
 from tests.docs.program import run
 
-SMALL = "budget_latency='6.22s', space='tiny', scale='smoke', seq_len=32, num_trials=2, finalist_seeds=0, data='corpus'"
+SMALL = (
+    "budget_latency='6.22s', space='tiny', scale='smoke', seq_len=32, tokens=2048, num_trials=2, finalist_seeds=0, "
+    "data='corpus'"
+)
 
 
 class Workspace(NamedTuple):
@@ -46,8 +49,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
         exec(small_python(), {"__name__": "__main__"})
         of_python = printed.getvalue()
         for asked in (
-            "nas.train SM+LN+G --scale smoke --tokens 256 --data corpus --output-dir runs/my-training",
-            "nas.train SM+LN+G --scale smoke --tokens 256 --data corpus",  # the latest
+            "nas.train SM+LN+G --base tiny --scale smoke --tokens 256 --data corpus --output-dir runs/my-training",
+            "nas.train SM+LN+G --base tiny --scale smoke --tokens 256 --data corpus",  # the latest
             "nas.export runs/my-training --format hf --output-dir gpt2",
             "nas.export latest --fold --output-dir runs/my-model",
             "nas.export latest --format mpc --output-dir runs/mpc",

@@ -13,7 +13,8 @@ SMALL_FROM_PARENT = "--tokens 1024 --data corpus --recipe.scale.validation-token
 SMALL_PRICES = "--space tiny --budget-latency 20s --dry-run"
 SMALL_PARENT = "--parent ./gpt2 --data corpus --space parent --seq-len 32 --dry-run"
 SMALL_SEARCH = (
-    "--space tiny --budget-latency 6.22s --seq-len 32 --num-trials 2 --finalist-seeds 0 --data corpus --output-dir NEW"
+    "--space tiny --budget-latency 6.22s --seq-len 32 --tokens 2048 --num-trials 2 --finalist-seeds 0 --data corpus "
+    "--output-dir NEW"
 )
 TRAINS = "trains for longer than a test may"
 OTHER_ENGINE_RUN = "the engine again, by a command whose like is run"
