@@ -44,9 +44,9 @@ def test_evaluations_keep_their_share_until_few_candidates_would_end(left_s, bus
 
 
 def test_a_promoted_candidate_starts_once_more():
-    given = {"places": 1, "most": Trainings(8, 24), "num_ended": 6, "num_evaluated": 0}
-    assert fitting(1200.0, 0.0, needs=NEEDS, **given) == (8, 24)  # 8 * 75 + 24 * 25
-    assert fitting(1200.0, 0.0, needs=NEEDS._replace(start_s=5.0), **given) == (7, 21)  # 7 * 80 + 21 * 25
+    fits = partial(fitting, 1200.0, 0.0, places=1, most=Trainings(8, 24), num_ended=6, num_evaluated=0)
+    assert fits(needs=NEEDS) == (8, 24)  # 8 * 75 + 24 * 25
+    assert fits(needs=NEEDS._replace(start_s=5.0)) == (7, 21)  # 7 * 80 + 21 * 25
 
 
 def test_a_pace_is_told_after_a_second_and_then_every_ten(monkeypatch):
