@@ -43,6 +43,12 @@ def settings(kind: str, **changes: Any) -> Architecture:
     )
 
 
+@pytest.mark.parametrize(("num_kv_heads", "is_offered"), [(2, True), (1, False)])
+def test_half_of_the_heads_is_offered_where_it_is_fewer(num_kv_heads: int, is_offered: bool) -> None:
+    own = settings("Llama", **{**SIZES, "num_key_value_heads": num_kv_heads})
+    assert ("softmax-half" in {layer.attention for layer in own_space(own).layers}) == is_offered
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in (*QUICK, "phi3-heads"))) for name in FAMILIES]
 )
