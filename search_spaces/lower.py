@@ -4,7 +4,7 @@ As in the papers, a prompt of `seq_len` tokens passes the embedding, every layer
 positions, and yields one token. `costmodel.deployment` rewrites the graph for other deployments.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -120,6 +120,16 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
     logits = builder.scaled("logits_scaled", logits, architecture.logit_scale, vocab)
     builder.capped("logits", logits, architecture.logit_cap, {"rows": seq_len, "features": vocab})
     return deploy(OpGraph(nodes=tuple(builder.nodes)), deployment)
+
+
+def lower_with(
+    architecture: Architecture, changes: Mapping[str, Any], num_tokens: int, deployment: Deployment
+) -> OpGraph:
+    """Return the op graph in a deployment with `changes` to its fields.
+
+    Parties get this function, and import this module for it, which does without torch and so takes no seconds.
+    """
+    return lower(architecture, num_tokens, replace(deployment, **changes))
 
 
 def _layer(builder: _Builder, layer: Layer, stream: str) -> str:

@@ -33,7 +33,7 @@ JOINED_BYTES = 1 << 16  # a frame of up to this size is copied into one piece an
 TLS_PIECE_BYTES = 1 << 16  # what one call encrypts
 PIECE_BYTES = 1 << 20  # memory for a blob grows from this size as its bytes come
 
-RETRY_S = 0.1  # between two attempts to connect to a party that does not listen yet, or to accept a connection
+RETRY_S = 0.02  # between two attempts to connect to a party that does not listen yet, or to accept a connection
 
 Blob: TypeAlias = bytes | bytearray | memoryview  # of bytes
 

@@ -181,11 +181,13 @@ def _plan(assignment: Assignment, peers: Peers) -> Plan:
 def _lost(assignment: Assignment, answers: Answers, peer: int, why: Exception) -> None:
     address = assignment.addresses[peer]
     where = "" if isinstance(address, str) else f", {shown(address)}"
-    does = f"sent what led to {why!r:.100}"
-    if isinstance(why, GoneError):
-        does = str(why) if isinstance(why, BrokenError) else "is gone"
+    does, gone = f"sent what led to {why!r:.100}", {}
+    if isinstance(why, BrokenError):
+        does = str(why)
+    elif isinstance(why, GoneError):
+        does, gone = "is gone", {"gone": peer}  # a peer that is silent has no cause to report
     party = f"party {peer} (the {role(peer, assignment.protocol)}{where})"
-    answers.fail(f"{party} {does}; start all parties again.", gone=peer)
+    answers.fail(f"{party} {does}; start all parties again.", **gone)
 
 
 def _share_weights(peers: Peers, steps: tuple[OpGraph, ...], runtime: Runtime, weights: Weights) -> dict[str, Any]:

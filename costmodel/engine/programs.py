@@ -131,8 +131,7 @@ def _compiled(op: Op, suffixes: tuple[str, ...], sources: tuple[Shape, ...]) -> 
     arguments = [np.zeros(shape, dtype=np.float32) for shape in sources]
     secret = libspu.Visibility.VIS_SECRET
     visibilities = [operand_visibility(op)] * len(suffixes) + [secret] * (len(sources) - len(suffixes))
-    code = _code(function, arguments, [f"input{index}" for index in range(len(sources))], visibilities)
-    return code, jax.eval_shape(function, *arguments).shape
+    return _code(function, arguments, [f"input{index}" for index in range(len(sources))], visibilities)
 
 
 def _mask_keeper(name: str, shape: Shape) -> Program:
@@ -140,20 +139,22 @@ def _mask_keeper(name: str, shape: Shape) -> Program:
     from spu import experimental, libspu
 
     arguments = [np.zeros(shape, dtype=np.float32)]
-    code = _code(experimental.make_cached_var, arguments, [name], [libspu.Visibility.VIS_SECRET])
+    code, _ = _code(experimental.make_cached_var, arguments, [name], [libspu.Visibility.VIS_SECRET])
     return Program(f"keep {name}", (name,), name, code)
 
 
-def _code(function: Callable[..., Array], arguments: list[Array], names: list[str], visibilities: list[Any]) -> bytes:
+def _code(
+    function: Callable[..., Array], arguments: list[Array], names: list[str], visibilities: list[Any]
+) -> tuple[bytes, Shape]:
+    """Return the compiled code of a function and the shape of its output."""
     from spu import libspu
     from spu.utils import frontend
 
     options = libspu.CompilerOptions()
-    executable, _ = frontend.compile(
+    executable, output = frontend.compile(
         frontend.Kind.JAX, function, arguments, {}, names, visibilities, lambda _: ["output"], copts=options
     )
-    code: bytes = executable.code
-    return code
+    return executable.code, output.shape
 
 
 def operand_visibility(op: Op) -> Any:

@@ -4,6 +4,7 @@ import gc
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -24,6 +25,9 @@ _LINK = re.compile(r"Link details: total send bytes (?P<sent_bytes>\d+),.* send 
 PATIENCE_S = 60.0  # the profile of a finished program is in the log within this time, on a busy machine too
 WAIT_MS = 600_000  # longest wait for a message of a peer that computes
 CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties do not start at the same moment, and machines may be busy
+# An engine that calls a moment before its peer listens calls again after a tenth of a second, which is when the socket
+# is tried again, and not after a whole one, as by default. Then each wait is longer; together they are ten seconds.
+RETRIES, RETRY_MS, LONGER_MS = 5, 150, 1_000
 
 
 def configuration(protocol: str, setting: EngineSetting) -> Any:
@@ -63,11 +67,17 @@ def entries(log: str) -> list[Traffic]:
     return [Traffic(int(match["sent_bytes"]), int(match["messages"])) for match in _LINK.finditer(log)]
 
 
+@cache
+def _import_engine() -> None:
+    import_module("spu.api")
+    gc.freeze()  # its modules are no garbage, and to look through them takes a tenth of a second at the end of each job
+
+
 class SpuRuntime(Runtime):
     """The runtime of a party under SecretFlow-SPU; `progress` gets the name of each op while it is compiled."""
 
     def __init__(self, assignment: Assignment, peers: Peers, progress: Progress) -> None:
-        import_module("spu.api")  # takes a second, so all parties do it at the same time
+        _import_engine()  # takes a second, so all parties do it at the same time
         self.assignment, self.peers, self.progress = assignment, peers, progress
         self.protocol, self.setting = assignment.protocol, assignment.setting
         self.keepers: list[Program] = []
@@ -111,6 +121,8 @@ class SpuRuntime(Runtime):
         description = libspu.link.Desc()
         description.recv_timeout_ms = WAIT_MS
         description.connect_retry_times, description.connect_retry_interval_ms = CONNECT_RETRIES, CONNECT_INTERVAL_MS
+        again = description.retry_opts
+        again.max_retry, again.retry_interval_ms, again.retry_interval_incr_ms = RETRIES, RETRY_MS, LONGER_MS
         description.throttle_window_size = 0  # never wait for receipts
         addresses, keys = self.assignment.engine_addresses, self.assignment.keys
         if keys is not None:

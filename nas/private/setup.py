@@ -33,7 +33,7 @@ from nas.corpus.documents import OWN_RULE
 from nas.corpus.tokenizer import given_encoder
 from nas.private.model import PrivateModel, load_model, with_gelu
 from search_spaces.architecture import Architecture
-from search_spaces.lower import lower
+from search_spaces.lower import lower, lower_with
 
 # Default fraction bits by ring bits. Source: SecretFlow-SPU 0.9.5, docs, RuntimeConfig, fxp_fraction_bits
 FRACTION_BITS = {32: 8, 64: 18, 128: 26}
@@ -60,7 +60,7 @@ class Setup:
     @property
     def graph_of(self) -> GraphOf:
         layers = {"public_layers": self.public_layers, "client_layers": self.client_layers}
-        return partial(_graph, self.model.architecture, layers)
+        return partial(lower_with, self.model.architecture, layers)
 
     def own_layers(self, plan: Plan) -> ClientLayers | None:
         """Return the layers that the client computes itself, for every step; None if it has none."""
@@ -225,11 +225,6 @@ def _setting(
     setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
     check_setting(protocol, setting)
     return setting
-
-
-def _graph(architecture: Architecture, layers: Mapping[str, Any], num_tokens: int, deployment: Deployment) -> OpGraph:
-    """Return an op graph; a function of the module can go to other processes. `layers`: public ones, the client's."""
-    return lower(architecture, num_tokens, replace(deployment, **layers))
 
 
 def client_graph(architecture: Architecture, num_layers: int, num_tokens: int, deployment: Deployment) -> OpGraph:

@@ -33,7 +33,7 @@ from tests.conftest import python, trials_here, write_email
 # what scale `smoke` makes of a Llama of 4 heads
 SIZE: Any = {"layers": 3, "heads": 4, "kv_heads": 2, "d_model": 16, "d_ff": 40, "vocab": 512, "context": 32}
 PRICES = ("--protocol", "semi2k", "--network", "lan", "--budget-latency", "1h")
-TRAININGS = "--scale smoke --seq-len 32 --num-trials 2 --num-proxy-evals 0 --finalist-seeds 0"
+TRAININGS = "--scale smoke --seq-len 32 --num-trials 1 --num-proxy-evals 0 --finalist-seeds 0 --searcher uniform"
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +112,9 @@ def test_a_space_of_ones_own_may_be_on_the_parent(parent, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def run(parent: Path, corpus: Path) -> Path:
-    """A search of two candidates from it."""
+    """A search of one candidate from it."""
     folder = corpus.parent / "run"
-    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--searcher", "uniform"]
+    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder)]
     with trials_here():
         assert search.main([*PRICES, *TRAININGS.split(), *given]) == 0
     return folder
@@ -132,9 +132,9 @@ def test_its_own_placement_trained_on_the_text_is_exported_as_a_parent(parent, c
 def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(parent, corpus, monkeypatch, capsys):
     monkeypatch.setattr("nas.conversion.score_bounds.LOG_SUMS", LOG_SUMS | {"bounded": (0.0, 0.0)})
     folder = corpus.parent / "exact"
-    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--num-trials", "1"]
+    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder)]
     with trials_here():
-        assert search.main([*PRICES, *TRAININGS.split(), *given, "--searcher", "uniform"]) == 0
+        assert search.main([*PRICES, *TRAININGS.split(), *given]) == 0
     out = capsys.readouterr().out
     assert "no bounded softmax in layers 0, 1, 2 (from 0)" in out
     assert re.findall(r"space parent: ([\d,]+) members", out) == [f"{2 * 130**3:,}"]
@@ -148,9 +148,8 @@ def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(parent, cor
 @pytest.mark.needs_engine
 def test_layers_that_are_no_secret_stay_the_parents_and_are_run_so(parent, corpus, capsys):
     folder = corpus.parent / "known"
-    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--searcher", "uniform"]
-    given += ["--num-trials", "1", "--recipe.distillation.trainable=all"]
-    given += ["--public-layers", "embed,0-1", "--client-layers", "1"]
+    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder)]
+    given += ["--recipe.distillation.trainable=all", "--public-layers", "embed,0-1", "--client-layers", "1"]
     with trials_here():
         assert search.main([*PRICES, *TRAININGS.split(), *given]) == 0
     run, source = Run.find(str(folder)), load_pretrained(str(parent))

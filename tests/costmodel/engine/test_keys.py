@@ -113,7 +113,7 @@ def test_who_listens_in_reads_nothing(folders, free_peers, has_keys):
 
 def test_a_wrong_key_is_refused_at_both_ends(folders, free_peers):
     addresses = free_peers(2)
-    server, client = together([addresses] * 2, [folders[0], folders[3]], wait_s=2.0)
+    server, client = together([addresses] * 2, [folders[0], folders[3]], wait_s=1.0)
     assert "but did not (who called was no party: " in server
     line = f"party 0 (127.0.0.1:{addresses[0][1]}) must accept 1.pem of --certificates, but refused it; "
     assert client == f"{line}give all parties the same certificates."
@@ -124,14 +124,14 @@ def test_another_partys_key_is_a_wrong_key(folders, free_peers, tmp_path):
     (mixed := tmp_path / "mixed").mkdir()
     for name, source in {KEY: folders[2] / KEY, "0.pem": folders[2] / "2.pem", "1.pem": folders[1] / "1.pem"}.items():
         shutil.copy(source, mixed / name)
-    _, server = together([free_peers(2)] * 2, [mixed, folders[1]], wait_s=2.0)
+    _, server = together([free_peers(2)] * 2, [mixed, folders[1]], wait_s=1.0)
     assert server.startswith("party 0 must have the certificate 0.pem of --certificates, but showed another (")
 
 
 @pytest.mark.parametrize("used", [(0, None), (None, 1)])
 def test_with_keys_at_one_end_only_nobody_meets(folders, free_peers, used):
-    lines = together([free_peers(2)] * 2, [None if rank is None else folders[rank] for rank in used], wait_s=1.5)
-    assert all("must come within 1.5 s, but did not" in line for line in lines)
+    lines = together([free_peers(2)] * 2, [None if rank is None else folders[rank] for rank in used], wait_s=1.0)
+    assert all("must come within 1 s, but did not" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,8 @@ GELU_FORMS: tuple[GeluForm, ...] = ("tanh", "exact", "piecewise")
 
 
 @pytest.mark.needs_engine
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_kept_masks_of_weights_are_opened_once(phase):
-    graph = lower(parse("SM+LN+R", SMALL).architecture, 9, Deployment(phase=phase))
+def test_kept_masks_of_weights_are_opened_once():
+    graph = lower(parse("SM+LN+R", SMALL).architecture, 9)
     comparison = compare(graph, predict(graph, "semi2k", KEPT), protocol="semi2k", setting=KEPT)
     for node, comm, measured in comparison.by_op:
         assert (comm.online_bytes, comm.messages) == (measured.sent_bytes, measured.messages), node.name

@@ -32,6 +32,7 @@ SETTINGS = {
     "server": EngineSetting(weights="server"),
 }
 SECRET, AT_SERVER = EngineSetting(), EngineSetting(weights="server", fraction_bits=16)
+SEED = random.SystemRandom().randrange(2**32)  # of shapes whose programs, compiled for one protocol, another runs too
 SLOW = ("semi2k", SECRET), ("aby3", AT_SERVER)
 CHEETAH_SETTINGS = ("default", "server")
 MEASURED: dict[str, dict[str, dict[str, list[int]]]] = load_mapping(PATH)["sent_bytes_and_messages"]
@@ -117,12 +118,11 @@ def test_cheetah_is_predicted_op_after_op_with_its_set_up(setting):
     [("semi2k", AT_SERVER), ("aby3", SECRET), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol, setting):
-    seed = random.SystemRandom().randrange(2**32)
-    draw = random.Random(seed).randint
+    draw = random.Random(SEED).randint
     drawn = some_ops(rows=draw(1, 24), features=draw(1, 40), heads=draw(1, 4), keys=draw(1, 40), vocab=draw(2, 60))
     for op, cost in zip(drawn, spu.measure(drawn, protocol=protocol, setting=setting), strict=True):
         comm = PROTOCOLS[protocol](op, setting)
-        assert (comm.online_bytes, comm.messages) == (cost.sent_bytes, cost.messages), f"{op}, {seed=}"
+        assert (comm.online_bytes, comm.messages) == (cost.sent_bytes, cost.messages), f"{op}, {SEED=}"
 
 
 @pytest.mark.needs_engine

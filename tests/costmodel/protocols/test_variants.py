@@ -16,7 +16,7 @@ DECODE, LAST = Deployment(phase="decode"), Deployment(projection="last")
 LLAMA = "1xMSMWo-1xMBmBo-1xmHMVo", "smollm2-135m", Dimensions(layers=3, heads=4, kv_heads=2, head_size=4)
 VARIANTS = {
     "plain": ("SM+LN+G", "tiny", Dimensions(heads=4), Deployment()),
-    "forms": ("SM+G", "tiny", Dimensions(softmax="2quad", gelu="piecewise"), Deployment()),
+    "forms in halves": ("SM+G", "tiny", Dimensions(softmax="2quad", gelu="piecewise"), Deployment(vocab_blocks=2)),
     "last": ("SM+LN+R", "tiny", Dimensions(softmax="relu"), LAST),
     "decode": ("SM(t)+R", "tiny", Dimensions(), DECODE),
     "decode rotary": ("SM+G", "pythia-70m", Dimensions(softmax="2quad", gelu="piecewise"), DECODE),
@@ -24,23 +24,22 @@ VARIANTS = {
     "batch": ("SM(t)+LN+R", "tiny", Dimensions(), Deployment(batch=3)),
     "decode batch": ("SM+LN+R", "pythia-70m", Dimensions(layers=2), replace(DECODE, batch=3)),
     "last of a batch": ("HH(SM)", "tiny", Dimensions(layers=2), replace(LAST, rows="needed", batch=3)),
-    "vocabulary in halves": ("SM+LN+R", "tiny", Dimensions(), Deployment(vocab_blocks=2)),
     "llama": (*LLAMA, Deployment()),
     "llama decode batch": (*LLAMA, replace(DECODE, batch=2)),
     "public GPT-2": ("1xLSLGo-1xLSLRo", "gpt2-small", Dimensions(layers=2), Deployment(public_layers="embed,0")),
     "public llama": (*LLAMA, Deployment(public_layers="0-1,head")),
     "client GPT-2": ("1xLSLGo-1xLSLRo", "gpt2-small", Dimensions(layers=2), Deployment(client_layers=0)),
-    "client llama": (*LLAMA, replace(DECODE, client_layers=2)),
+    "client llama": (*LLAMA, replace(DECODE, batch=2, client_layers=2)),
     "public fused": ("1xlTmBs-1xoSoFs-1xMHLKs", "tiny", Dimensions(layers=3), Deployment(public_layers="1-2")),
 }
 AT_ONCE = {
-    "semi2k": "forms,decode simplified,last of a batch,vocabulary in halves,public llama,client GPT-2",
+    "semi2k": "forms in halves,decode simplified,last of a batch,public llama,client GPT-2",
     "aby3": "llama decode batch,public fused,client llama",
 }
 SLOW = {
     "semi2k": "plain,batch,last,llama,public GPT-2",
     "aby3": "plain,decode,decode batch,decode rotary,public GPT-2,public llama",
-    "cheetah": "plain,batch,forms,decode rotary,llama,public GPT-2,public llama,public fused",
+    "cheetah": "plain,batch,forms in halves,decode rotary,llama,public GPT-2,public llama,public fused",
 }
 CASES = [
     *((protocol, name) for protocol, names in AT_ONCE.items() for name in names.split(",")),

@@ -356,7 +356,7 @@ def test_a_search_is_priced_from_settings_alone(name: str, tmp_path: Path) -> No
 
 @pytest.mark.needs_engine
 def test_the_engine_sends_what_a_layer_is_predicted_to() -> None:
-    made = [architecture_of(their_model(name, num_hidden_layers=1).config, name) for name in ONE_LAYER]
+    made = [architecture_of(their_model(name, num_hidden_layers=1, head_dim=8).config, name) for name in ONE_LAYER]
     made += [replace(own, layers=(with_cheapest_inner(own, own.layers[0]),)) for own in made]
     graphs = [lower(whole, 5) for own in made for whole in (own, deployed(own))]
     layer = list(dict.fromkeys(node.op for graph in graphs for node in graph))

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ from search_spaces.lower import lower
 from search_spaces.notation import parse
 from tests.conftest import refusals
 
+PROMPT = "value_1 ="  # of all tests that may, so that the programs of one are those of others
+
 
 @pytest.fixture
 def peers(free_peers):
@@ -42,7 +46,7 @@ def party(export, rank, peers, *args):
 
 @pytest.mark.needs_engine
 def test_an_answer_as_lines(run, export, tmp_path):
-    (file := tmp_path / "prompt.txt").write_text("value_1 =\n")
+    (file := tmp_path / "prompt.txt").write_text(f"{PROMPT}\n")
     code, out, err = run(str(export), "--prompt-file", str(file), "--new-tokens", "2", "--weight-masks", "kept")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -60,7 +64,7 @@ def test_an_answer_as_lines(run, export, tmp_path):
 
 @pytest.mark.needs_crypten
 def test_an_answer_under_crypten(run, export):
-    code, out, err = run(str(export), "--prompt", "value_1 =", "--new-tokens", "2", "--protocol", "crypten")
+    code, out, err = run(str(export), "--prompt", PROMPT, "--new-tokens", "2", "--protocol", "crypten")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert "protocol crypten, ring of 64 bits, 16 of them fraction; CrypTen 0.4.1" in lines[0]
@@ -81,7 +85,7 @@ def test_a_client_a_server_and_a_dealer_by_hand(run, export, tmp_path, free_peer
     peers = ",".join(f"{host}:{port}" for host, port in free_peers(3))
     flags = ["--protocol", "crypten", "--wait", "60s"]
     others = [party(export, 1, peers, *flags), party(folder, 2, peers, *flags)]
-    asked = ["--prompt", "value", "--new-tokens", "2", "--format", "json"]
+    asked = ["--prompt", PROMPT, "--new-tokens", "2", "--format", "json"]
     code, out, err = run(str(folder), "--party", "0", "--peers", peers, *asked, *flags)
     assert (code, err) == (0, "")
     total = json.loads(out)["total"]
@@ -96,7 +100,7 @@ def test_a_client_a_server_and_a_dealer_by_hand(run, export, tmp_path, free_peer
 @pytest.mark.needs_engine
 def test_an_answer_as_json_is_sums_of_its_tokens(run, export):
     public = ["--public-layers", "embed,0", "--public-checkpoint", str(export)]
-    asked = [str(export), "--prompt", "v", "--new-tokens", "2", "--protocol", "aby3", *public]
+    asked = [str(export), "--prompt", PROMPT, "--new-tokens", "2", "--protocol", "aby3", *public]
     code, out, err = run(*asked, "--format", "json")
     assert (code, err) == (0, "")
     answer = json.loads(out)
@@ -139,40 +143,47 @@ def test_perplexities_say_which_ring_breaks_the_model(run, export, tmp_path, mon
 
 
 @pytest.mark.needs_engine
-def test_a_client_without_weights_and_a_server_by_hand(run, export, tmp_path, peers):
+def test_a_client_without_weights_and_a_server_by_hand(run, capsys, export, tmp_path, peers):
     folder = shutil.copytree(export, tmp_path / "client")
     (folder / "weights.safetensors").unlink()
-    server = party(export, 1, peers, "--weights", "server", "--wait", "60s")
-    asked = ["--prompt", "value", "--new-tokens", "2", "--weights", "server", "--wait", "60s", "--format", "json"]
-    code, out, err = run(str(folder), "--party", "0", "--peers", peers, *asked)
+    both = {"peers": peers, "weights": "server", "wait": "60s"}
+    server = Thread(target=copy_context().run, args=(main.private, str(export)), kwargs=both | {"party": 1})
+    server.start()
+    asked = ["--prompt", PROMPT, "--new-tokens", "2", "--format", "json"]
+    code, out, err = run(str(folder), "--party", "0", *(f"--{name}={value}" for name, value in both.items()), *asked)
+    server.join(30)
+    out += capsys.readouterr().out
     assert (code, err) == (0, "")
-    answer = json.loads(out)
+    answer = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
     assert answer["agreement"] is None
     assert answer["total"]["measured"]["sent_bytes"] == answer["total"]["predicted"]["sent_bytes"]
-    out, err = server.communicate(timeout=30)
-    assert (server.returncode, err) == (0, "")
     assert "this is party 1 (server) at 127.0.0.1" in out
     assert "the client has left after 2 steps, in which this party sent" in out
 
 
 @pytest.mark.needs_engine
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_killing_one_command_ends_the_other(export, killed, peers):
-    asked = ["--prompt", "v", "--new-tokens", "6", "--wait", "60s"]
-    both = [party(export, 0, peers, *asked), party(export, 1, peers, "--wait", "60s")]
-    for line in both[0].stdout:
-        if line.startswith("token "):  # what is above the first
-            break
-    begun = time.monotonic()
-    both[killed].send_signal(signal.SIGKILL)
-    _, err = both[1 - killed].communicate(timeout=30)
-    assert time.monotonic() - begun < 10
-    assert both[1 - killed].returncode == 1
+def test_killing_one_command_ends_the_other(run, export, killed, peers):
+    asked = [["--prompt", PROMPT, "--new-tokens", "4"], []]
+    other, killed_s = party(export, killed, peers, *asked[killed], "--wait", "60s"), []
+
+    def kill():
+        for line in other.stdout:
+            if line.startswith(("token ", "ready; ")):  # what is above the first, or says that it may come
+                break
+        killed_s.append(time.monotonic())
+        other.kill()
+
+    (killing := Thread(target=kill)).start()
+    code, _, err = run(str(export), "--party", str(1 - killed), "--peers", peers, *asked[1 - killed], "--wait", "60s")
+    assert time.monotonic() - killed_s[0] < 10
+    assert code == 1
     role = ("client", "server")[killed]
     assert err.startswith(f"error: party {killed} (the {role}, 127.0.0.1:")
     assert err.endswith("is gone; start all parties again.\n")
     assert len(err.splitlines()) == 1
-    both[killed].communicate()
+    killing.join()
+    other.communicate()
 
 
 REFUSED = [
@@ -203,7 +214,7 @@ def test_bad_input_is_one_line(run, export, args, line):
     ],
 )
 def test_a_command_that_is_killed_leaves_neither_files_nor_processes(export, tmp_path, number, moment, masks):
-    asked = ["--prompt-file", "-", "--new-tokens", "18", "--weight-masks", masks]
+    asked = ["--prompt-file", "-", "--new-tokens", "8", "--weight-masks", masks]
     command = [sys.executable, "-m", "nas.private", str(export), *asked]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process: Any = subprocess.Popen(command, **pipes, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
