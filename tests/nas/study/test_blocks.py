@@ -156,6 +156,17 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
     assert errors[1] < 0.7 * errors[0]
 
 
+def test_a_wider_parent_whose_form_stays_gets_a_lower_rate(parent):
+    wide = replace(parent.model.architecture, d_model=768, num_heads=12, head_size=64, d_ff=3072)
+    wide = parent._replace(model=parent.model._replace(architecture=wide))
+    frozen, gone, linear = (
+        SubLayer(0, "ffn", *choice)
+        for choice in (("frozen-layernorm", "gelu"), ("none", "gelu"), ("frozen-layernorm", "fused"))
+    )
+    rates = [[SETTINGS.rate_of(each, made) for made in (frozen, gone, linear)] for each in (parent, wide)]
+    assert rates == [[1e-3, 1e-3, 1e-3], [1.25e-4, 1e-3, 1e-3]]
+
+
 @pytest.mark.parametrize(("part", "form"), [("ffn", "bilinear"), ("attention", "power8")])
 def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part, form, parent, texts):
     weights = {name: value * (8 if "qkv" in name else 1) for name, value in parent.model.weights.items()}
