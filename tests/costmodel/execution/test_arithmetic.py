@@ -168,7 +168,7 @@ def test_the_limits_are_those_of_the_engine():
     def under_engine(function, *values):
         arguments = [np.array([value], dtype=np.float32) for value in values]
         names = [f"input{index}" for index in range(len(values))]
-        code = programs._code(function, arguments, names, [secret] * len(values))
+        code, _ = programs._code(function, arguments, names, [secret] * len(values))
         executable = libspu.Executable(name="", input_names=names, output_names=["output"], code=code)
         return float(np.asarray(engine(executable, *arguments)).reshape(-1)[0])
 
