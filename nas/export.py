@@ -29,7 +29,7 @@ from costmodel.estimate import Pricer, estimate_generation
 from costmodel.protocols import load_pricer
 from nas.conversion.fixed_point_check import recorded
 from nas.conversion.fold import at_dimensions
-from nas.conversion.pretrained import TRAINED_FILE, WINDOWS_FILE, read_windows, write_checksums
+from nas.conversion.pretrained import EXPORT_FILE, TRAINED_FILE, WINDOWS_FILE, read_windows, write_checksums
 from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus, tokenizer_folder
@@ -37,7 +37,7 @@ from nas.corpus.held_out import KeptWindows, trained_on
 from nas.corpus.tokenizer import TOKENIZER_FILE, kept_tokenizer, write_tokenizer
 from nas.model.weights import WEIGHTS_FILE
 from nas.recipe.candidate import Candidate, candidate_id
-from nas.report.model_card import EXPORT_FILE, Facts, Fold, Provenance, Result, model_card
+from nas.report.model_card import Facts, Fold, Provenance, Result, model_card
 from nas.run.config import study_candidate
 from nas.run.folder import PARENT_FOLDER
 from nas.run.ledger import Record, architecture_of

@@ -30,6 +30,7 @@ from search_spaces.lower import lower
 
 TRAINED_FILE = "trained.yaml"
 CHECKSUMS_FILE = "checksums.json"
+EXPORT_FILE = "export.yaml"
 WINDOWS_FILE = "trained-on.u32"
 COPIES = 2  # of every weight in single precision: as it is read, and under our name
 

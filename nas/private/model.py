@@ -13,14 +13,13 @@ from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array
 from costmodel.ops import GeluForm
 from nas.conversion.parent import BUILTIN, BUILTIN_FOLDER, load_initial
-from nas.conversion.pretrained import CHECKSUMS_FILE, Pretrained, is_export, read_architecture, read_export
+from nas.conversion.pretrained import CHECKSUMS_FILE, EXPORT_FILE, Pretrained, is_export, read_architecture, read_export
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as, why_not_equal
 from nas.corpus.corpus import known_corpus
 from nas.corpus.documents import OWN_RULE, GivenTokenizer
 from nas.corpus.tokenizer import TOKENIZER_FILE, begin_line, given_encoder, kept_tokenizer, with_begin_of_text
 from nas.export import Export, prepare_export, training_export
 from nas.model.weights import WEIGHTS_FILE
-from nas.report.model_card import EXPORT_FILE
 from nas.run.folder import PARENT_FOLDER
 from nas.run.run import Run
 from nas.training.manifest import is_training

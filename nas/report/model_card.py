@@ -23,8 +23,6 @@ from search_spaces.architecture import Architecture, Layer, arch_id
 from search_spaces.lower import Workload
 from search_spaces.notation import name_of
 
-EXPORT_FILE = "export.yaml"
-
 # licences of corpora that weights were trained on
 LICENCES = {
     "stdlib": "Python's standard library, under the PSF licence (https://docs.python.org/3/license.html), parts of it "
