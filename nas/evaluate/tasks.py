@@ -121,7 +121,7 @@ def _named(forms: Sequence[Form], pattern: str) -> list[Form]:
     fewest: dict[str, Form] = {}
     for form in sorted(forms, key=lambda form: (form.num_shots, form.name)):
         if form in exact or fnmatch(form.task, pattern):
-            fewest.setdefault(form.task, form)
+            fewest.setdefault(form.name.rpartition("/")[0] or form.task, form)  # piqa and piqa:mc are in one folder
     return sorted(fewest.values(), key=lambda form: form.name)
 
 

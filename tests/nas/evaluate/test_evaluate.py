@@ -319,13 +319,16 @@ def test_a_model_whose_logits_overflow_is_named_and_nothing_is_kept(tmp_path):
     assert not parts.known
 
 
-def test_the_form_with_the_fewest_examples_is_run_and_a_sample_is_even(there):
+def test_the_form_with_the_fewest_examples_is_run_and_a_sample_is_even(there, tmp_path):
     tasks, others = read_tasks(str(there / "tasks"), [], 3)
     names = ["last/bpb", "quiz/rc_0shot"]
     assert [(task.name, len(task.items), task.num_items) for task in tasks] == [(name, 3, 5) for name in names]
     assert others == ["code/bpb"]
     for only, chosen in (("quiz", ["quiz/rc_0shot"]), ("quiz/*", ["quiz/rc_0shot", "quiz/rc_5shot"])):
         assert [task.name for task in read_tasks(str(there / "tasks"), [only], 3)[0]] == chosen
+    for form, num_shots, task in (("rc_0shot", 0, "quiz"), ("mc_5shot", 5, "quiz:mc")):
+        write_task(tmp_path / "quiz" / form, "acc_raw", ITEMS, num_shots, task)
+    assert [task.name for task in read_tasks(str(tmp_path), ["quiz"], 3)[0]] == ["quiz/rc_0shot"]
     (five,), _ = read_tasks(str(there / "tasks"), ["*/rc_5shot"], 3)
     assert (five.name, five.metric) == ("quiz/rc_5shot", "acc_raw")
     assert five.items == tasks[1].items
