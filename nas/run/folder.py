@@ -28,7 +28,7 @@ from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.intervals import Documents
 from nas.storage import RUNS, newest, replace_file
-from search_spaces.architecture import Architecture, canonical
+from search_spaces.architecture import Architecture, canonical, num_heads
 from search_spaces.bases import OWN
 from search_spaces.forms import FFNS, Attention, Ffn, Norm
 from search_spaces.inner import inner_choices
@@ -225,7 +225,7 @@ def own_space(parent: Architecture) -> SearchSpace:
     """Build the space with choices for every layer: the parent's own first layer and cheaper replacements."""
     layer = parent.layers[0]
     is_gated = FFNS[layer.ffn].is_gated
-    has_one_key_head = (parent.num_kv_heads or parent.num_heads) == 1  # half of which is one, so the same layer
+    halved = num_heads(parent, replace(layer, attention="softmax-half")) < parent.num_heads  # not with one key head
     activations = [ffn for ffn, form in FFNS.items() if form.replaces and form.is_gated == is_gated]
 
     def norms(norm: Norm) -> tuple[Norm, ...]:
@@ -234,7 +234,7 @@ def own_space(parent: Architecture) -> SearchSpace:
 
     choices = Choices(
         norm1=norms(layer.norm1),
-        attention=tuple(form for form in FORMS if not (has_one_key_head and form == "softmax-half")),
+        attention=tuple(form for form in FORMS if halved or form != "softmax-half"),
         norm2=norms(layer.norm2),
         ffn=tuple(dict.fromkeys((layer.ffn, *activations, *LINEAR))),
         stabiliser=("none",),

@@ -75,7 +75,7 @@ class PricedSpace:
 def price_space(
     space: SearchSpace, pricer: Pricer, workload: Workload | int, cost_of: CostForm = "folded"
 ) -> PricedSpace:
-    """Return the space with its costs, from lowering architectures that repeat one layer.
+    """Return the space with its costs; the architectures that are lowered for them repeat one layer.
 
     An integer `workload` is the length of a prompt, for one new token. A UserError is raised for a workload that the
     base does not support, an op without formula, a cost that is not finite and non-negative, or costs that do not add
@@ -202,12 +202,12 @@ def priced_layer(space: SearchSpace, choice: Choice, cost_of: CostForm) -> Layer
 
 
 def cheapest(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """Return the first member of least `measure` and, of these, of least bytes if that is latency, or else latency."""
+    """Return the first member of least `measure`, then of least bytes (if that is latency) or least latency."""
     return _extreme(priced, measure, min)
 
 
 def most_expensive(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """Return the first member of greatest `measure` and, of these, of most bytes if that is latency, else latency."""
+    """Return the first member of greatest `measure`, then of most bytes (if that is latency) or greatest latency."""
     return _extreme(priced, measure, max)
 
 
