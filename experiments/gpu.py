@@ -29,7 +29,7 @@ from experiments.smollm2 import UNTAUGHT
 from nas.api import load_run
 from nas.conversion.parent import BUILTIN, Parent, load_parent
 from nas.malloc import keep_freed_memory
-from nas.model.bf16_products import has_matrix_units
+from nas.model.bf16_products import has_bf16_units
 from nas.recipe.candidate import Candidate, candidate_at, recipe_at
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, changed
 from nas.recipe.recipe import Precision, ScaleName
@@ -245,10 +245,10 @@ def training(
 def from_parent(place: Place) -> None:
     """Measure a parent's tuning, distillation without softmax and activations, and initial weights.
 
-    On a CPU with matrix units all of it is measured in float32 too.
+    On a CPU with bfloat16 units all of it is measured in float32 too.
     """
     assert place.parent is not None
-    is_cpu_with_units = place.device == "cpu" and has_matrix_units()
+    is_cpu_with_units = place.device == "cpu" and has_bf16_units()
     precisions: dict[str, Precision | None] = {WHOLE: "float32", "": None} if is_cpu_with_units else {"": None}
     rows, sizes, parent = place.rows, place.sizes, load_parent(place.parent)
     with TemporaryDirectory(prefix="nas-library-") as folder:

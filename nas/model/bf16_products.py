@@ -1,8 +1,9 @@
-"""Matrix products with factors in bf16, which matrix units multiply several times as fast as fp32.
+"""Matrix products with factors in bf16, which some processors multiply several times as fast as fp32.
 
 Activations and their gradients are rounded to bf16; parameters, their gradients, logits, sums and losses are in fp32.
-On a CPU the matrix units are Intel's AMX. torch itself offers bf16 products with fp32 results on CUDA only; its builds
-for x86 contain MKL, which offers them on a CPU.
+A CPU multiplies bf16 by tiles (Intel's AMX) or by vectors (AVX512-BF16). torch itself offers bf16 products with fp32
+results on CUDA only. On a CPU with tiles they are MKL's, which torch's builds for x86 contain; on one with vectors,
+where MKL may use neither, they are compiled from bf16_products.cpp.
 """
 
 import ctypes
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,22 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from nas.attention.cpu_native import NotCompiledError, library
+
 ROW_MAJOR, NOT_TRANSPOSED, TRANSPOSED = 101, 111, 112  # of CBLAS
 _ROUNDED = "_rounded"  # the attribute of a weight with its version and copy
-_INT, _FLOAT, _MATRIX = ctypes.c_int, ctypes.c_float, (ctypes.c_void_p, ctypes.c_int)  # a matrix and its row step
+_INT, _SIZE, _FLOAT = ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_MATRIX = ctypes.c_void_p, ctypes.c_int  # numbers, and the step between rows
+
+Product: TypeAlias = Callable[
+    [Tensor, Tensor, Tensor, float], None
+]  # sets the first to number * first + others' product
 
 
-def has_matrix_units() -> bool:
-    """Whether this CPU has matrix units for bf16 (AMX, by torch's check), and torch contains MKL, which uses them."""
-    return torch.cpu._is_amx_tile_supported() and _mkl() is not None
+def has_bf16_units() -> bool:
+    """Whether this CPU multiplies bf16 faster than fp32 (by torch's check), and wide products can use that."""
+    has_tiles = torch.cpu._is_amx_tile_supported()
+    return _mkl() is not None if has_tiles else _by_vectors() is not None
 
 
 @contextmanager
@@ -98,13 +107,11 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 def _multiply(total: Tensor, left: Tensor, right: Tensor, kept: float) -> Tensor:
     """Set total to kept * total + left @ right, and return it. left, right: bf16 on the CPU; total: fp32, row-major."""
-    multiply = None if isinstance(total, FakeTensor) else _mkl()
+    multiply = None if isinstance(total, FakeTensor) else _by_vectors() or _mkl()
     if multiply is None:  # a product of two bf16 numbers is exact in fp32, so that only the order of the sums differs
         return total.addmm_(left.float(), right.float(), beta=kept)
-    (left, *of_left), (right, *of_right) = _laid_out(left), _laid_out(right)
-    shape = *total.shape, left.shape[1]
-    factors = 1.0, left.data_ptr(), of_left[1], right.data_ptr(), of_right[1], kept
-    multiply(ROW_MAJOR, of_left[0], of_right[0], *shape, *factors, total.data_ptr(), total.stride(0))
+    left, right = (part if 1 in part.stride() else part.contiguous() for part in (left, right))
+    multiply(total, left, right, kept)
     return total
 
 
@@ -114,21 +121,51 @@ def wide_linear(source: Tensor, weight: Tensor) -> Tensor:
     return rows.view(*source.shape[:-1], len(weight))
 
 
+class _Operand(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("lane_step", ctypes.c_int64), ("depth_step", ctypes.c_int64)]
+
+
+@cache
+def _by_vectors() -> Product | None:
+    """Return the product of bf16_products.cpp; None if the CPU has no such vectors, has tiles, or nothing compiles."""
+    if torch.cpu._is_amx_tile_supported() or not torch.cpu._is_avx512_bf16_supported():
+        return None
+    try:
+        multiply = library(Path(__file__).with_suffix(".cpp")).multiply
+    except NotCompiledError:
+        return None
+    multiply.argtypes = [_Operand, _Operand, *[_SIZE] * 3, _FLOAT, ctypes.c_void_p, _SIZE, _INT]
+    multiply.restype = None
+
+    def product(total: Tensor, left: Tensor, right: Tensor, kept: float) -> None:
+        of_left, of_right = _Operand(left.data_ptr(), *left.stride()), _Operand(right.data_ptr(), *right.stride()[::-1])
+        shape = *total.shape, left.shape[1]
+        multiply(of_left, of_right, *shape, kept, total.data_ptr(), total.stride(0), torch.get_num_threads())
+
+    return product
+
+
+@cache
+def _mkl() -> Product | None:
+    """Return MKL's product; None if torch is built without it."""
+    try:
+        multiply = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).cblas_gemm_bf16bf16f32
+    except (OSError, AttributeError):
+        return None
+    multiply.argtypes, multiply.restype = [*[_INT] * 6, _FLOAT, *_MATRIX, *_MATRIX, _FLOAT, *_MATRIX], None
+
+    def product(total: Tensor, left: Tensor, right: Tensor, kept: float) -> None:
+        (left, *of_left), (right, *of_right) = _laid_out(left), _laid_out(right)
+        shape = *total.shape, left.shape[1]
+        factors = 1.0, left.data_ptr(), of_left[1], right.data_ptr(), of_right[1], kept
+        multiply(ROW_MAJOR, of_left[0], of_right[0], *shape, *factors, total.data_ptr(), total.stride(0))
+
+    return product
+
+
 def _laid_out(matrix: Tensor) -> tuple[Tensor, int, int]:
     """Return a matrix, its order in CBLAS's terms, and the step between its rows or, if transposed, its columns."""
     for axis, order in ((0, NOT_TRANSPOSED), (1, TRANSPOSED)):
         if matrix.stride(1 - axis) == 1 and matrix.stride(axis) >= matrix.shape[1 - axis]:
             return matrix, order, matrix.stride(axis)
     return matrix.contiguous(), NOT_TRANSPOSED, matrix.shape[1]
-
-
-@cache
-def _mkl() -> Callable[..., None] | None:
-    """Return MKL's product of bf16 matrices; None if torch is built without it."""
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        multiply = library.cblas_gemm_bf16bf16f32
-    except (OSError, AttributeError):
-        return None
-    multiply.argtypes, multiply.restype = [*[_INT] * 6, _FLOAT, *_MATRIX, *_MATRIX, _FLOAT, *_MATRIX], None
-    return multiply

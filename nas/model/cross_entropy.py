@@ -227,7 +227,7 @@ class _Projected(torch.autograd.Function):
         matrix = rounded(weight) if is_copied else weight.to(hidden.dtype)
         matrix, num_rows = padded(matrix), len(hidden)
         hidden_grad = torch.empty_like(hidden)
-        weight_grad = torch.zeros_like(matrix, dtype=weight.dtype) if ctx.needs_input_grad[1] else None
+        weight_grad: Tensor | None = None
         total: Tensor | int = 0
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(hidden, weight):
@@ -236,7 +236,9 @@ class _Projected(torch.autograd.Function):
                 total = total + sums
                 if wanted:
                     torch.mm(residual, matrix, out=hidden_grad[rows])
-                    if weight_grad is not None:
+                    if ctx.needs_input_grad[1] and weight_grad is None:
+                        weight_grad = wide_product(residual.T, hidden[rows])
+                    elif weight_grad is not None:
                         add_product(weight_grad, residual.T, hidden[rows])
         assert isinstance(total, Tensor)
         ctx.save_for_backward(hidden_grad, weight_grad if weight_grad is None else weight_grad[: len(weight)])

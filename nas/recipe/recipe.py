@@ -253,7 +253,7 @@ class Recipe:
         clip_norm: largest norm of the whole gradient.
         temperature_init: initial value of learned softmax temperatures.
         precision: of products; parameters, optimizer states, sums and losses stay in single precision. The default of
-            the commands is bfloat16 on a GPU that has it and, at scales of real models, on a CPU with matrix units;
+            the commands is bfloat16 on a GPU that has it and, at scales of real models, on a CPU with units for it;
             else float32. tf32 is for GPUs.
         recompute: whether layers are computed again for their gradients, which saves most of the memory of activations,
             costs a third of the time and changes no number.

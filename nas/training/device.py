@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nas.attention.cpu_native import own_folder
-from nas.model.bf16_products import has_matrix_units
+from nas.model.bf16_products import has_bf16_units
 from nas.model.decoder import LayerFunction
 from nas.recipe.candidate import Candidate
 from nas.recipe.overrides import RecipeChanges
@@ -39,20 +39,20 @@ def on_device(changes: RecipeChanges, device: str, scale: ScaleName) -> RecipeCh
     """Return the changes with the precision of a new training, so that it stays the same when resumed elsewhere.
 
     The default is bfloat16 products, with weights, sums and loss in float32, on a GPU and, at scales of real models, on
-    a CPU with matrix units; else None on a CPU. A GPU without bfloat16 units trains in float32 even if bfloat16 was
+    a CPU with units for them; else None on a CPU. A GPU without such units trains in float32 even if bfloat16 was
     requested. The log says if bfloat16 is chosen on a CPU, or does not suit the device.
     """
     if changes.precision not in (None, "bfloat16"):
         return changes
     if torch.device(device).type == "cpu":
-        if changes.precision is None and scale not in SMALL_SCALES and has_matrix_units():
+        if changes.precision is None and scale not in SMALL_SCALES and has_bf16_units():
             _log.info(
-                "on the CPU, products are in bfloat16, which its matrix units multiply several times as fast as "
-                "float32; --recipe.precision float32 overrides this"
+                "products are in bfloat16, which this CPU multiplies several times as fast as float32; "
+                "--recipe.precision float32 overrides this"
             )
             return replace(changes, precision="bfloat16")
-        if changes.precision is not None and not has_matrix_units():
-            _log.warning("this CPU has no matrix units for bfloat16 products; they are slower than float32 here")
+        if changes.precision is not None and not has_bf16_units():
+            _log.warning("this CPU has no units for bfloat16 products; they are slower than float32 here")
         return changes
     if torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
         _log.info(f"{torch.cuda.get_device_name()} is too old for bfloat16 products; training in float32 instead")
@@ -70,7 +70,7 @@ def lowered(candidate: Candidate, device: str, changes: RecipeChanges = UNCHANGE
 def kind_of(device: str, precision: Precision) -> str:
     """Return the kind of a device; between kinds, the numbers of a training differ by more than float32's rounding."""
     kind = torch.device(device).type
-    return f"{kind} with matrix units" if kind == "cpu" and precision == "bfloat16" and has_matrix_units() else kind
+    return f"{kind} with bfloat16 units" if kind == "cpu" and precision == "bfloat16" and has_bf16_units() else kind
 
 
 def layer_function(recipe: Recipe, device: str) -> LayerFunction:

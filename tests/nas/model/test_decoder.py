@@ -229,12 +229,15 @@ def test_steps_have_the_logits_of_the_whole(name: str, base: str) -> None:
         torch.testing.assert_close(steps, model(tokens, with_entropies=False).logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("has_mkl", [True, False])
-@pytest.mark.parametrize("shape", [(5, 7, 3), (1, 4, 1), (1, 1, 6), (64, 300, 33)])
-def test_products_of_bf16_have_sums_and_results_in_fp32(monkeypatch, shape, has_mkl):
-    assert not has_mkl or bf16_products._mkl() is not None or not torch.backends.mkl.is_available()
-    if not has_mkl:
-        monkeypatch.setattr(bf16_products, "_mkl", lambda: None)
+@pytest.mark.parametrize("way", ["_by_vectors", "_mkl", None])
+@pytest.mark.parametrize("shape", [(5, 7, 3), (1, 4, 1), (1, 1, 6), (64, 300, 33), (33, 31, 64), (17, 65, 100)])
+def test_products_of_bf16_have_sums_and_results_in_fp32(monkeypatch, shape, way):
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+    product_of_way = way and getattr(bf16_products, way).__wrapped__()
+    if way and product_of_way is None:
+        pytest.skip("this processor or torch does not have it")
+    for other in ("_by_vectors", "_mkl"):
+        monkeypatch.setattr(bf16_products, other, lambda other=other: product_of_way if other == way else None)
     rows, depth, columns = shape
     generator = torch.Generator().manual_seed(0)
     left = torch.randn(rows, depth, generator=generator).bfloat16()

@@ -137,7 +137,7 @@ def test_rates_are_of_processes_that_train_at_once(monkeypatch, tmp_path):
 def test_where_and_in_which_precision_a_run_began_is_part_of_its_configuration(
     card, monkeypatch, scale, asked, has_units, share, precision
 ):
-    monkeypatch.setattr("nas.training.device.has_matrix_units", lambda: has_units)
+    monkeypatch.setattr("nas.training.device.has_bf16_units", lambda: has_units)
     config, _ = study(scale, gpus_per_trial=asked)
     made = _on_devices(config, study_resources(config, [NODE]), [NODE], BASES["tiny"], None)
     assert (made.gpus_per_trial, made.recipe.precision) == (share, precision)

@@ -231,7 +231,7 @@ def test_the_weight_of_the_penalty_follows_its_schedule(corpus, monkeypatch):
 
 OLD, LOWERED = (
     "V100 is too old for bfloat16 products; training in float32 instead",
-    "products are in bfloat16, which its",
+    "products are in bfloat16, which this CPU",
 )
 
 
@@ -260,16 +260,16 @@ def test_a_precision_is_what_was_asked_or_suits_the_device_and_the_scale(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: has_bfloat16)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "V100")
-    monkeypatch.setattr("nas.training.device.has_matrix_units", lambda: has_bfloat16)
+    monkeypatch.setattr("nas.training.device.has_bf16_units", lambda: has_bfloat16)
     caplog.set_level("INFO", "nas")
     assert on_device(RecipeChanges(precision=asked), device, scale).precision == expected
     assert len(caplog.messages) == bool(said)
     assert said in caplog.text
 
 
-def test_a_cpu_with_matrix_units_is_another_kind_of_device_for_bfloat16_alone(monkeypatch):
-    monkeypatch.setattr("nas.training.device.has_matrix_units", lambda: True)
-    assert [kind_of("cpu", precision) for precision in ("float32", "bfloat16")] == ["cpu", "cpu with matrix units"]
+def test_a_cpu_with_bf16_units_is_another_kind_of_device_for_bfloat16_alone(monkeypatch):
+    monkeypatch.setattr("nas.training.device.has_bf16_units", lambda: True)
+    assert [kind_of("cpu", precision) for precision in ("float32", "bfloat16")] == ["cpu", "cpu with bfloat16 units"]
     assert kind_of("cuda:0", "bfloat16") == "cuda"
 
 
