@@ -33,7 +33,6 @@ from nas.model.bf16_products import has_bf16_units
 from nas.recipe.candidate import Candidate, candidate_at, recipe_at
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, changed
 from nas.recipe.recipe import Precision, ScaleName
-from nas.run.config import THREADS_PER_TRIAL
 from nas.storage import RUNS
 from nas.study.throughput import random_corpus, shared_rates, threads, training_rate
 from nas.training.device import Device, lowered, usual_device
@@ -151,7 +150,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     ends_s, all_shares = time.monotonic(), sum(PARTS[part][1] for part in chosen)
     if device == "cpu":
         keep_freed_memory()
-    with threads(THREADS_PER_TRIAL) if device == "cpu" else nullcontext():
+    with threads(1) if device == "cpu" else nullcontext():
         for part in chosen:
             measure, share = PARTS[part]
             ends_s += TOTAL_S[device] * share / all_shares

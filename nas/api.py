@@ -20,11 +20,11 @@ from nas.run.tables import front_table, trial_table
 from nas.study.priced_study import PricedStudy, price_study
 from search_spaces.budget.feasible import check_feasible
 
-# The fields that a resumed run may change. Of these only the device changes the result of a given training.
+# The fields that a resumed run may change. Of these only devices and threads change the result of a given training.
 RESUMABLE = (
     "budget_latency", "budget_comm", "budget_keys", "num_trials", "finalist_seeds", "time_budget", "time_limit",
     "trial_timeout",
-    "max_failures", "max_concurrent", "gpus_per_trial", "ray_address",
+    "max_failures", "max_concurrent", "gpus_per_trial", "threads_per_trial", "ray_address",
 )  # fmt: skip
 
 

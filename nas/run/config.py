@@ -26,7 +26,6 @@ RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", 
 USUAL_SPACE = "gpt2-small"
 NO_PARENT = "none"  # candidates are trained from scratch
 PROXY_EVALS = 3  # low-fidelity evaluations per final training: they take half of all training tokens
-THREADS_PER_TRIAL = 1  # fixed, so that results on a CPU do not depend on the number of cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +79,9 @@ class StudyConfig(BudgetOptions):
             results.
         gpus_per_trial: share of a GPU per trial, at most 1; 0 trains on the CPU. By default, if there are GPUs, as fits
             their memory and was measured to train fastest; at scales smoke and proxy on the CPU unless measured slower.
+        threads_per_trial: threads of a trial on a CPU. The default is 1, except at larger scales on a machine whose
+            cores exceed the trials in training: these then share the cores, as far as measured to be faster. Numbers
+            depend on it by rounding alone.
         ray_address: an existing Ray cluster whose nodes share the run folder.
         seed: the same seed gives the same trials and, on a CPU, the same numbers. Finalists use the seeds after it.
         recipe: changes to the recipe of scale and data.
@@ -112,12 +114,16 @@ class StudyConfig(BudgetOptions):
     second_eval_data: str | None = None
     max_concurrent: int | None = None
     gpus_per_trial: float | None = None
+    threads_per_trial: int | None = None
     ray_address: str | None = None
     seed: int = 0
     recipe: RecipeChanges = field(default_factory=RecipeChanges)
 
     def __post_init__(self) -> None:
-        for name in ("seq_len", "num_trials", "tokens", "max_concurrent", "generation_size", "max_failures"):
+        for name in (
+            *("seq_len", "num_trials", "tokens", "max_concurrent", "generation_size", "max_failures"),
+            "threads_per_trial",
+        ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{flag(name)} must be at least 1, but got {value}.")
         for name in ("finalist_seeds", "num_proxy_evals"):

@@ -18,7 +18,7 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import parent_architecture
 from nas.report.progress import share_progress
 from nas.run import ledger
-from nas.run.config import THREADS_PER_TRIAL, StudyConfig
+from nas.run.config import StudyConfig
 from nas.run.folder import Meta, write_config, write_meta
 from nas.run.ledger import Record, architecture_of
 from nas.searchers.strategy import SearchProblem, Suggestion, searcher_of
@@ -83,7 +83,7 @@ def _blocks(study: ResolvedStudy, console: Console, budget: TimeBudget) -> Block
     path = study.folder / BLOCKS_FILE
     if path.exists():
         return from_csv(read_text(path, MOST_YAML), str(path))
-    with share_progress(console, "scoring the blocks of the parent") as show, threads(THREADS_PER_TRIAL):
+    with share_progress(console, "scoring the blocks of the parent") as show, threads(1):
 
         def on_progress(share: float) -> None:
             show(share)
@@ -118,7 +118,11 @@ def affordable(study: ResolvedStudy, budget: TimeBudget) -> Meta:
     scale, in_a_row = recipe.scale, math.ceil(LEAST_ENDS / places)
     for window_s in (WINDOW_S, CAREFUL_S):
         rate = training_rate(
-            Candidate(architecture=meta.base, recipe=recipe), "cpu", num_beside=places - 1, window_s=window_s
+            Candidate(architecture=meta.base, recipe=recipe),
+            "cpu",
+            num_threads=resources.threads_per_trial,
+            num_beside=resources.threads_per_trial * (places - 1),
+            window_s=window_s,
         )
         step_s = scale.batch * scale.seq_len / rate * (1 + TEACHER_COST * (recipe.distillation is not None))
         needed_s, left_s = MARGIN * step_s * num_equivalent_steps(scale) * in_a_row, budget.left_s - STARTING_S

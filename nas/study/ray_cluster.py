@@ -16,7 +16,6 @@ import ray
 from ray._private import ray_constants
 
 from costmodel.config.bugs import described
-from nas.run.config import THREADS_PER_TRIAL
 from nas.study.resources import Node, Resources
 from nas.study.trials import RunHaltedError
 
@@ -83,7 +82,7 @@ def _init(resources: Resources, worker_env: Mapping[str, str]) -> None:
     ray_constants.ENABLE_RAY_CLUSTER = address is not None
     if address is None:
         local = {
-            "num_cpus": resources.at_a_time * THREADS_PER_TRIAL,
+            "num_cpus": resources.at_a_time * resources.threads_per_trial,
             "num_gpus": resources.num_gpus,
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,

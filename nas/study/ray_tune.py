@@ -20,7 +20,6 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.search import Searcher
 
 from costmodel.config.bugs import described, traceback_kept
-from nas.run.config import THREADS_PER_TRIAL
 from nas.run.ledger import Record, TrialKey
 from nas.study.ray_cluster import alive_nodes, ray_session
 from nas.study.resources import Resources
@@ -49,7 +48,7 @@ def run_trials(
     plan = partial(budget.plan, trials, resources.at_a_time)
     trials.has_time_for = partial(budget.has_time_for, trials)
     with (
-        ray_session(resources, worker_env(THREADS_PER_TRIAL)),
+        ray_session(resources, worker_env(resources.threads_per_trial)),
         tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch,
     ):
         budget.mark("Ray")
@@ -120,7 +119,7 @@ class _Asker(_Unpickled, Searcher):
     ) -> None:
         super().__init__(metric="unused", mode="min")
         self._trials, self._failed_on, self._plan = trials, failed_on, plan
-        self._bundle = {"CPU": THREADS_PER_TRIAL, "GPU": resources.gpus_per_trial}
+        self._bundle = {"CPU": resources.threads_per_trial, "GPU": resources.gpus_per_trial}
         self._is_cluster = resources.ray_address is not None
 
     def suggest(self, trial_id: str) -> Any:

@@ -21,12 +21,21 @@ from nas.corpus.second import DEPENDENCIES, require_sequences, second_corpus, se
 from nas.corpus.sources import open_source
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, trained_architecture
-from nas.run.config import NO_PARENT, THREADS_PER_TRIAL, StudyConfig, study_recipe
+from nas.run.config import NO_PARENT, StudyConfig, study_recipe
 from nas.run.folder import PARENT_FOLDER, Meta, new_folder
 from nas.run.run import Run
 from nas.study.meta import checked_meta, new_meta, opening_lines
 from nas.study.priced_study import PricedStudy
-from nas.study.resources import Node, Resources, choose_share, resolved, resource_lines, study_resources, this_machine
+from nas.study.resources import (
+    Node,
+    Resources,
+    choose_share,
+    choose_threads,
+    resolved,
+    resource_lines,
+    study_resources,
+    this_machine,
+)
 from nas.study.throughput import threads
 from nas.study.trials import RunHaltedError
 from nas.training.device import lowered, on_device
@@ -94,7 +103,6 @@ def _new(priced: PricedStudy, parent: Parent | None, nodes: Sequence[Node], outp
     feasible, base = priced.feasible, priced.feasible.space.base
     config = _on_devices(priced.config, study_resources(priced.config, nodes), nodes, base, parent)
     resources = study_resources(config, nodes)
-    config = resolved(config, resources)
     corpus, read = _corpus(config, resources, base, parent)
     second = study_second(config, corpus, parent)
     feasible = feasible if parent is None else _held(feasible, parent, corpus)
@@ -110,7 +118,7 @@ def _new(priced: PricedStudy, parent: Parent | None, nodes: Sequence[Node], outp
     if resources.ray_address is None:
         on_one = int(1 / resources.gpus_per_trial) if config.gpus_per_trial else resources.at_a_time
         require_memory(memory, available_bytes(on), on_one)
-    with threads(THREADS_PER_TRIAL):
+    with threads(1):
         meta = new_meta(config, feasible, corpus, second, parent, device_of(config), read)
     for line in opening_lines(meta, corpus, parent, config.begin_of_text):
         _log.info(line)
@@ -192,13 +200,21 @@ def training_corpus(
 def _on_devices(
     config: StudyConfig, resources: Resources, nodes: Sequence[Node], base: Architecture, parent: Parent | None
 ) -> StudyConfig:
-    """Decide where the trials of a new run train, and in which precision."""
+    """Decide where the trials of a new run train, how many are chosen at a time, and in which precision they train."""
+
+    def largest() -> Candidate:
+        return Candidate(architecture=base, recipe=study_recipe(config, parent and parent.distillation))
+
     share = resources.gpus_per_trial
     if config.gpus_per_trial is None and resources.num_gpus:
-        recipe = study_recipe(config, parent and parent.distillation)
-        share = choose_share(config, nodes[0], Candidate(architecture=base, recipe=recipe))
-    recipe_there = on_device(config.recipe, "cuda" if share else "cpu", config.scale)
-    return replace(config, gpus_per_trial=share, recipe=recipe_there)
+        share = choose_share(config, nodes[0], largest())
+    recipe = on_device(config.recipe, "cuda" if share else "cpu", config.scale)
+    config = replace(config, gpus_per_trial=share, recipe=recipe)
+    resources = study_resources(config, nodes)
+    config = resolved(config, resources)
+    if config.threads_per_trial is None:
+        config = replace(config, threads_per_trial=choose_threads(config, resources, nodes[0], largest()))
+    return config
 
 
 def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:

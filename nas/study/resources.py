@@ -20,10 +20,10 @@ from nas.training.memory import available_bytes, training_memory
 _log = logging.getLogger(__name__)
 
 LEAST_GENERATIONS = 4  # the first two generations of a search see no results
-GAIN = 1.1  # more trainings share a GPU if they are faster together by this factor
-COUNTS = (1, 2, 4, 8)  # trainings on one GPU that are measured
+GAIN = 1.1  # more trainings share a GPU, and more threads a trial, if that is faster by this factor
+COUNTS = (1, 2, 4, 8)  # trainings on one GPU, or threads of one training, that are measured
 FREE_SHARE = 0.9  # of a GPU's memory that trainings may take, by their estimate
-MEASURING_S = 30.0  # a guess of what a measurement takes, not measured on a GPU yet
+MEASURING_S = 30.0  # a guess of what a measurement takes
 WORTH = 20  # a measurement may take 1 / WORTH of the time of the search
 
 
@@ -39,13 +39,14 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """The resources of trials. A trial takes one GPU at most, and one thread on a CPU.
+    """The resources of trials. A trial takes one GPU at most.
 
     Attributes:
         slots: trials that the nodes can run at a time.
         max_concurrent: trials that may run at a time; None for as many as the nodes can, to which more may be added.
         num_gpus: GPUs of this machine that Ray gets; 0 on a cluster, or if trials train on the CPU.
         gpus_per_trial: share of a GPU per trial; 0 for none.
+        threads_per_trial: threads, and cores, of a trial.
         ray_address: an existing cluster, whose nodes share the run folder, or None for this machine.
     """
 
@@ -53,6 +54,7 @@ class Resources:
     max_concurrent: int | None
     num_gpus: int = 0
     gpus_per_trial: float = 0.0
+    threads_per_trial: int = 1
     ray_address: str | None = None
 
     @property
@@ -66,7 +68,7 @@ def this_machine() -> Node:
 
 
 def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
-    """Return resources for one trial per core, on GPUs for no more than can share these, or for fewer if asked.
+    """Return resources for as many trials as there are cores, on GPUs as many as can share these, or fewer if asked.
 
     If there are GPUs, each trial has one, unless `config` says otherwise. Raises UserError if GPUs are asked for but
     missing, no trial fits on a node, or this machine cannot run as many trials at a time as asked.
@@ -76,12 +78,23 @@ def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
     if share > num_gpus:
         raise UserError(f"--gpus-per-trial {share:g} needs a CUDA device, but there is none; 0 trains on the CPU.")
     on_one = int(1 / share + 1e-9) if share else 0  # trials per GPU; none uses two
-    slots = sum(min(node.num_cpus, node.num_gpus * on_one) if share else node.num_cpus for node in nodes)
+    threads = config.threads_per_trial or 1
+    on_cores = [node.num_cpus // threads for node in nodes]
+    slots = sum(
+        min(places, node.num_gpus * on_one) if share else places for node, places in zip(nodes, on_cores, strict=True)
+    )
     where = "this machine" if config.ray_address is None else f"the cluster at {config.ray_address}"
+    cores = "a core" if threads == 1 else f"{threads} cores"
+    if not slots and not any(on_cores):
+        most = max(node.num_cpus for node in nodes)
+        raise UserError(
+            f"a trial takes {cores} of a node, but no node of {where} has more than {most}; --threads-per-trial "
+            f"{max(1, most)} takes fewer."
+        )
     if not slots:
-        raise UserError(f"a trial takes a core and {share:g} GPUs of a node, but no node of {where} has both.")
+        raise UserError(f"a trial takes {cores} and {share:g} GPUs of a node, but no node of {where} has both.")
     if config.ray_address is None and (config.max_concurrent or 0) > slots:
-        per = f"a core and {share:g} GPUs" if share else "a core"
+        per = f"{cores} and {share:g} GPUs" if share else cores
         raise UserError(
             f"--max-concurrent must be at most {slots}, as a trial takes {per} of {where}, but got "
             f"{config.max_concurrent}."
@@ -92,6 +105,7 @@ def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
         max_concurrent=config.max_concurrent or limit,
         num_gpus=num_gpus if config.ray_address is None and share else 0,
         gpus_per_trial=share,
+        threads_per_trial=threads,
         ray_address=config.ray_address,
     )
 
@@ -111,6 +125,7 @@ def resource_lines(config: StudyConfig, resources: Resources) -> list[str]:
     """Describe the resources, and which of them stay idle, one line each. config: result of `resolved`."""
     assert config.generation_size is not None
     of_gpus = f", {resources.gpus_per_trial:g} GPU each" if resources.gpus_per_trial else ", on the CPU"
+    of_gpus += f", {resources.threads_per_trial} threads each" if resources.threads_per_trial > 1 else ""
     lines = [f"{resources.at_a_time} trials at a time{of_gpus}; generations of {config.generation_size}"]
     if 2 * config.generation_size < resources.at_a_time:
         idle = resources.at_a_time - 2 * config.generation_size
@@ -129,10 +144,46 @@ def best_share(gpu: Mapping[int, float], num_gpus: int, on_cores: float | None) 
     gpu: tokens a second of all trainings on one GPU, by their number. on_cores: tokens a second of one training on each
         core of the machine, as if they did not slow each other; None if trials may not run on the CPU.
     """
-    best = min(gpu)
-    for count in sorted(gpu):
-        best = count if gpu[count] > GAIN * gpu[best] else best
+    best = _worthwhile(gpu)
     return 0.0 if on_cores is not None and on_cores >= num_gpus * gpu[best] else 1 / best
+
+
+def _worthwhile(rates: Mapping[int, float]) -> int:
+    """Return the largest number whose rate exceeds that of the best smaller one by GAIN."""
+    best = min(rates)
+    for number in sorted(rates):
+        best = number if rates[number] > GAIN * rates[best] else best
+    return best
+
+
+def choose_threads(config: StudyConfig, resources: Resources, node: Node, candidate: Candidate) -> int:
+    """Choose the threads of a trial of a new search, and log the reason if there may be several.
+
+    At a small scale, on GPUs and on a cluster it is one. Otherwise the cores that two generations leave idle are
+    divided among their trials, as far as a measurement finds that faster; a short search does not measure.
+
+    config: result of `resolved`. resources: for trials of one thread. candidate: the largest one.
+    """
+    assert config.generation_size is not None
+    most = node.num_cpus // min(resources.slots, 2 * config.generation_size, config.num_trials)
+    is_small = candidate.recipe.scale.name in SMALL_SCALES
+    if most == 1 or is_small or resources.gpus_per_trial or resources.ray_address is not None:
+        return 1
+    device = f"CPU of {node.num_cpus} cores, {torch.backends.cpu.get_cpu_capability()}"
+    rates, counts = kept_rates(candidate, device) or {}, sorted({*(n for n in COUNTS if n < most), most})
+    missing = [count for count in counts if count not in rates]
+    if missing and (config.time_budget_s or math.inf) < WORTH * MEASURING_S:
+        return 1
+    if missing:
+        _log.info(
+            f"measuring how fast a candidate trains on {', '.join(map(str, missing))} threads, once for this shape"
+        )
+        rates |= {count: training_rate(candidate, "cpu", num_threads=count) for count in missing}
+        keep_rates(candidate, device, rates)
+    chosen = _worthwhile({count: rates[count] for count in counts})
+    why = ", ".join(f"{count} train {rates[count]:,.0f} tokens/s" for count in counts)
+    _log.info(f"threads of a trial: {chosen} ({why}); --threads-per-trial overrides this")
+    return chosen
 
 
 def choose_share(config: StudyConfig, node: Node, candidate: Candidate) -> float:

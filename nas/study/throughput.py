@@ -1,4 +1,4 @@
-"""Measures how fast a candidate trains, alone and beside others on one GPU; cached per card and shape.
+"""Measures how fast a candidate trains, on several threads or beside others on one GPU; cached per device and shape.
 
 Trainings that share a GPU are processes, as trials are. They train on random tokens, without the parent.
 """
@@ -29,7 +29,6 @@ from nas.corpus.held_out import HeldOut
 from nas.corpus.tokenizer import id_type
 from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate, candidate_id
-from nas.run.config import THREADS_PER_TRIAL
 from nas.storage import replace_file
 from nas.study.worker import worker_env
 from nas.training import step_graph
@@ -54,15 +53,17 @@ def threads(num: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def training_rate(candidate: Candidate, device: str, *, num_beside: int = 0, window_s: float | None = None) -> float:
-    """Return the tokens a second of one training in this process, on the threads of a trial.
+def training_rate(
+    candidate: Candidate, device: str, *, num_threads: int = 1, num_beside: int = 0, window_s: float | None = None
+) -> float:
+    """Return the tokens a second of one training in this process.
 
     num_beside: processes that keep a core busy meanwhile, as other trials would. window_s: seconds to measure,
         by default WINDOW_S.
     """
     keep_freed_memory()
     with ExitStack() as stack:
-        stack.enter_context(threads(THREADS_PER_TRIAL))
+        stack.enter_context(threads(num_threads))
         run = _run(candidate, device, Path(stack.enter_context(TemporaryDirectory(prefix="nas-rate-"))))
         beside = [subprocess.Popen(BUSY) for _ in range(num_beside)]
         stack.callback(_kill, beside)
@@ -76,7 +77,7 @@ def shared_rates(candidate: Candidate, device: str, counts: Sequence[int]) -> di
     """
     with ExitStack() as stack:
         scratch = stack.enter_context(TemporaryDirectory(prefix="nas-rate-"))  # of workers, which are killed
-        env = {**os.environ, **worker_env(THREADS_PER_TRIAL), "TMPDIR": scratch}
+        env = {**os.environ, **worker_env(1), "TMPDIR": scratch}
         started = (
             subprocess.Popen(SERVE, env=env, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) for _ in range(max(counts))
         )
@@ -107,25 +108,25 @@ def serve() -> None:
     """
     candidate, device = pickle.load(sys.stdin.buffer)
     keep_freed_memory()
-    with threads(THREADS_PER_TRIAL), TemporaryDirectory(prefix="nas-rate-") as folder:
+    with threads(1), TemporaryDirectory(prefix="nas-rate-") as folder:
         run = _run(candidate, device, Path(folder))
         print(0.0, flush=True)
         while sys.stdin.buffer.readline():
             print(_rate(run), flush=True)
 
 
-def kept_rates(candidate: Candidate, card: str) -> dict[int, float] | None:
-    """Return the rates that `keep_rates` wrote for this card and a candidate of this shape, or None."""
-    kept = _kept().get(_key(candidate, card))
+def kept_rates(candidate: Candidate, device: str) -> dict[int, float] | None:
+    """Return the rates that `keep_rates` wrote for this device, by its name, and a candidate of this shape, or None."""
+    kept = _kept().get(_key(candidate, device))
     return None if kept is None else {int(count): rate for count, rate in kept.items()}
 
 
-def keep_rates(candidate: Candidate, card: str, rates: Mapping[int, float]) -> None:
+def keep_rates(candidate: Candidate, device: str, rates: Mapping[int, float]) -> None:
     """Write rates to the cache for later searches, if the cache can be written."""
     with suppress(OSError):
         path = default_cache_dir() / FILE_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(_kept() | {_key(candidate, card): rates}))
+        replace_file(path, json.dumps(_kept() | {_key(candidate, device): rates}))
 
 
 def _kept() -> dict[str, dict[str, float]]:
@@ -136,10 +137,10 @@ def _kept() -> dict[str, dict[str, float]]:
     return kept if isinstance(kept, dict) else {}
 
 
-def _key(candidate: Candidate, card: str) -> str:
+def _key(candidate: Candidate, device: str) -> str:
     recipe = _alone(candidate).recipe
     shape = replace(recipe, data="", scale=replace(recipe.scale, tokens=1, validation_tokens=1, learning_rate=1.0))
-    text = f"{card}, torch {torch.__version__}, {candidate_id(replace(candidate, recipe=shape))}"
+    text = f"{device}, torch {torch.__version__}, {candidate_id(replace(candidate, recipe=shape))}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -22,7 +22,6 @@ from nas.corpus.corpus import Corpus
 from nas.malloc import keep_freed_memory, release_freed_memory
 from nas.model.decoder import Decoder
 from nas.recipe.candidate import Candidate, candidate_id
-from nas.run.config import THREADS_PER_TRIAL
 from nas.run.folder import CONFIG_FILE, PARENT_FOLDER
 from nas.run.ledger import Record
 from nas.study.parent import deployable, trained_model
@@ -70,7 +69,7 @@ def run_trial(trial: Trial, on_pace: Callable[[Pace], None] = lambda pace: None)
     """
     try:
         with _deadline(trial.setting.config.trial_timeout_s) as is_over:
-            torch.set_num_threads(THREADS_PER_TRIAL)
+            torch.set_num_threads(trial.setting.config.threads_per_trial or 1)
             keep_freed_memory()
             yield from _train(trial, is_over, on_pace)
     except (UserError, TooLargeError) as error:

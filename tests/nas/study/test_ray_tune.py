@@ -177,6 +177,16 @@ def test_a_trial_takes_a_core_or_the_share_of_one_gpu_that_is_asked_for(gpus, as
     assert capacity.num_gpus == (gpus if share != 0 else 0)
 
 
+def test_a_trial_takes_as_many_cores_as_it_has_threads():
+    capacity = resources((9, 0), threads_per_trial=4)
+    assert (capacity.slots, capacity.threads_per_trial) == (2, 4)
+    assert resources((9, 0), (3, 0), (4, 0), threads_per_trial=4, ray_address=CLUSTER).slots == 3
+    config = StudyConfig(budget_latency="5min", threads_per_trial=4)
+    assert resource_lines(resolved(config, capacity), capacity)[0] == (
+        "2 trials at a time, on the CPU, 4 threads each; generations of 2"
+    )
+
+
 def test_a_cluster_is_filled_whatever_this_machine_has():
     capacity = resources((8, 8), (8, 8), (0, 0), (96, 8), ray_address=CLUSTER)
     assert (capacity.slots, capacity.max_concurrent, capacity.gpus_per_trial) == (24, None, 1.0)
@@ -189,6 +199,8 @@ def test_a_cluster_is_filled_whatever_this_machine_has():
     [
         ([(4, 0)], {"gpus_per_trial": 1.0}, "--gpus-per-trial 1 needs a CUDA device, but there is none"),
         ([(4, 0)], {"max_concurrent": 5}, "--max-concurrent must be at most 4, as a trial takes a core of this mach"),
+        ([(4, 0)], {"threads_per_trial": 8}, "takes 8 cores of a node, but no node of this machine has more than 4"),
+        ([(9, 0)], {"threads_per_trial": 4, "max_concurrent": 3}, "must be at most 2, as a trial takes 4 cores of"),
         ([(4, 2)], {"max_concurrent": 3}, "must be at most 2, as a trial takes a core and 1 GPUs of this machine"),
         ([(0, 2), (4, 0)], {"ray_address": CLUSTER}, "no node of the cluster at 127.0.0.1:6379 has both"),
     ],

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
@@ -7,7 +9,7 @@ from nas.recipe.recipe import ScaleName
 from nas.run.config import StudyConfig, study_recipe
 from nas.study import resources, throughput
 from nas.study.resolve import _on_devices
-from nas.study.resources import Node, best_share, choose_share, study_resources
+from nas.study.resources import Node, best_share, choose_share, choose_threads, resolved, study_resources
 from nas.study.throughput import keep_rates, kept_rates, shared_rates, training_rate
 from nas.training import memory
 from nas.training.device import lowered
@@ -105,6 +107,37 @@ def test_a_measurement_that_fails_leaves_one_trial_to_a_gpu(monkeypatch, caplog,
     assert "no measurement: a training that was measured ended early" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("scale", "settings", "rates", "chosen", "measured"),
+    [
+        ("gpu", {"num_trials": 8}, {1: 100.0, 2: 190.0, 4: 300.0}, 4, [1, 2, 4]),  # 2 generations of 2 on 16 cores
+        ("gpu", {"num_trials": 8}, {1: 100.0, 2: 190.0, 4: 200.0}, 2, [1, 2, 4]),
+        ("gpu", {"num_trials": 3}, {1: 100.0, 2: 101.0, 4: 102.0, 5: 103.0}, 1, [1, 2, 4, 5]),
+        ("gpu", {"num_trials": 8, "time_budget": "9min"}, {}, 1, []),  # too short to measure
+        ("gpu", {"num_trials": 64}, {}, 1, []),  # no core is idle
+        ("gpu", {"num_trials": 8, "ray_address": "auto"}, {}, 1, []),
+        ("proxy", {"num_trials": 8}, {}, 1, []),
+    ],
+)
+def test_idle_cores_are_shared_out_as_threads_where_that_is_measured_to_be_faster(
+    monkeypatch, tmp_path, scale, settings, rates, chosen, measured
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = []
+
+    def rate(candidate, device, *, num_threads):
+        asked.append(num_threads)
+        return rates[num_threads]
+
+    monkeypatch.setattr(resources, "training_rate", rate)
+    config, candidate = study(scale, **settings)
+    node = replace(NODE, num_gpus=0)
+    capacity = study_resources(config, [node])
+    for _ in range(2):  # measured once for a processor and a shape
+        assert choose_threads(resolved(config, capacity), capacity, node, candidate) == chosen
+    assert asked == measured
+
+
 def test_rates_are_of_processes_that_train_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(throughput, "WINDOW_S", 0.05)
@@ -142,4 +175,3 @@ def test_where_and_in_which_precision_a_run_began_is_part_of_its_configuration(
     made = _on_devices(config, study_resources(config, [NODE]), [NODE], BASES["tiny"], None)
     assert (made.gpus_per_trial, made.recipe.precision) == (share, precision)
     assert study_recipe(made, None).precision == (precision or "float32")
-    assert (made == config) == (asked == 0.0 and precision is None)
