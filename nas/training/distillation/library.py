@@ -68,7 +68,8 @@ MOST_IN_MEMORY = 1 << 28  # numbers, 1 GiB; larger tensors are in memory-mapped 
 MOST_TOGETHER = 1 << 30  # numbers in alternatives that train at once on a GPU, 4 GiB; gradients and moments take more
 SCORED_TOKENS = 8_192  # of the validation split: the standard error of most scores is then a few percent
 MOST_PREDICTED = 1 << 27  # numbers, 512 MiB: scoring SmolLM2 on 2,688 tokens takes as long as training the sub-layer
-LOGITS_AT_A_TIME = 1 << 24  # 64 MiB
+LOGITS_AT_A_TIME = 1 << 26  # 256 MiB; each product reads the table of the vocabulary
+COMPARED_AT_A_TIME = 1 << 22  # 16 MiB: larger tensors, freed and allocated again, take five times as long
 
 
 def parent_hidden_states(
@@ -281,8 +282,8 @@ def block_scores(
         hidden_states = model.hidden_states(tokens.to(device))
         shape = tokens.numel(), architecture.vocab_size
         predicted = allocate_buffer(shape, Path(corpus.folder), torch.device(device).type)
-        for rows, part in _log_probabilities(model, hidden_states[-1]):
-            predicted[rows] = part
+        for rows, logits in _logits(model, hidden_states[-1]):
+            predicted[rows] = logits.log_softmax(dim=-1)
 
     def score(sub_layer: SubLayer, block: Block) -> float:
         if keep:
@@ -306,18 +307,20 @@ def scored_tokens(corpus: Corpus, seq_len: int, vocab_size: int) -> Tensor:
 
 @torch.no_grad()
 def _divergence(model: Decoder, stream: Tensor, predicted: Tensor, block: Block, depth: int) -> float:
-    """Return KL(parent || parent with one layer replaced), nats per token. predicted: as from `_log_probabilities`."""
+    """Return KL(parent || parent with one layer replaced), nats a token. predicted: the parent's log-probabilities."""
     for layer in (block.eval(), *model.layers[depth + 1 :]):
         stream, _ = layer(stream, False)
     total = 0.0
-    for rows, replaced in _log_probabilities(model, stream):
-        total += float(functional.kl_div(replaced, predicted[rows], reduction="sum", log_target=True))
+    for rows, logits in _logits(model, stream):
+        total += float(functional.kl_div(logits.log_softmax(dim=-1), predicted[rows], reduction="sum", log_target=True))
     return total / len(predicted)
 
 
-def _log_probabilities(model: Decoder, stream: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of rows and their log-probabilities, rows x vocab. stream: output of the last layer."""
-    features, num_rows = model.read_out(stream).flatten(0, 1), LOGITS_AT_A_TIME // model.architecture.vocab_size
-    for start in range(0, len(features), num_rows):
-        rows = slice(start, start + num_rows)
-        yield rows, model.logits_of(features[rows]).log_softmax(dim=-1)
+def _logits(model: Decoder, stream: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield slices of rows and their logits, rows x vocab. stream: output of the last layer."""
+    features, size = model.read_out(stream).flatten(0, 1), model.architecture.vocab_size
+    at_once, compared = max(1, LOGITS_AT_A_TIME // size), max(1, COMPARED_AT_A_TIME // size)
+    for start in range(0, len(features), at_once):
+        for offset, logits in enumerate(model.logits_of(features[start : start + at_once]).split(compared)):
+            first = start + offset * compared
+            yield slice(first, first + len(logits)), logits
