@@ -1,7 +1,7 @@
 """The definition of a cost, with the units that every protocol, testbed and report uses.
 
 - round: one wait of a party for a message, on the program's critical path.
-- message: one send of an engine.
+- message: one send operation of an engine.
 - sent_bytes: bytes on the wire, online and offline, summed over the computing parties; under `crypten` also the bytes
   of its dealer.
 
@@ -18,13 +18,13 @@ from costmodel.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """The cost of one op, a layer or a whole model; a part is None if it is not known.
+    """The cost of one op, a layer or a whole model; a field is None if it is not known.
 
     Attributes:
-        latency_s: Seconds, of a whole model from prompt to token; `compute_s` and `network_s` are its parts.
-        sent_bytes: Bytes of all parties; `online_bytes` and `setup_bytes` (offline) are its parts.
-        key_bytes: Bytes that a dealer sends each party before the run; in no other field.
-        rounds, messages: As defined above; whole numbers, except in a mean over several new tokens or sequences.
+        latency_s: Seconds (of a whole model from prompt to token), which are `compute_s` and `network_s` together.
+        sent_bytes: Bytes that all parties send, which are `online_bytes` and `setup_bytes` (offline) together.
+        key_bytes: Bytes of keys that a dealer sends each party before the run; no other field includes them.
+        rounds, messages: Waits on the critical path, and sends; whole numbers except in means over tokens or sequences.
     """
 
     latency_s: float
@@ -64,7 +64,7 @@ def shared_price(price: Price, num_shares: int) -> Price:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """The parts of a cost that a budget bounds."""
+    """The parts of a `Price` that a budget can bound."""
 
     latency_s: float
     sent_bytes: float
@@ -80,9 +80,9 @@ _MEASURES = tuple(field.name for field in fields(Costs))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """Upper bounds on costs; None is no bound, and a cost that is not known meets no bound.
+    """Upper bounds on costs, in seconds and bytes; None is no bound. A cost that is not known exceeds every bound.
 
-    `also` bounds the costs under other protocols, by name. A UserError is raised if a bound is not positive and finite.
+    `also` has budgets under other protocols, by name. A UserError is raised if a bound is not positive and finite.
     """
 
     latency_s: float | None = None
@@ -96,7 +96,7 @@ class Budget:
                 raise UserError(f"budget `{name}` must be positive and finite, but got {bound}.")
 
     def check_keys(self, protocol: str, *, has_keys: bool) -> None:
-        """Raise a UserError if keys are bounded but the protocol has none; it names the flag --budget-keys."""
+        """Raise a UserError that names the flag --budget-keys if keys are bounded but the protocol has no keys."""
         if self.key_bytes is not None and not has_keys:
             raise UserError(f"--budget-keys is of a dealer's keys, but protocol {protocol} has none; leave it out.")
 

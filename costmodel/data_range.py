@@ -1,7 +1,7 @@
 """The range of the data that costs were fitted on, and the parts of an op graph outside it.
 
-A dimension is inside if it lies between the least and the greatest value of the data, within `MARGIN`. What lies
-outside is still priced, by how the counts of the formulas grow with it, which no measurement checks.
+A dimension is inside if it lies between the least and the greatest value of the data, within `MARGIN`. Outside, costs
+are assumed to grow as the counts of the formulas do, which no measurement checks.
 """
 
 import math
@@ -16,9 +16,9 @@ MARGIN = 0.01  # relative; a fit does not resolve smaller differences
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataRange:
-    """The range of the models in the data; all their prompts were run whole, and logits computed for all tokens.
+    """The range of the models in the data, all of which ran whole prompts and computed the logits of all tokens.
 
-    dimensions: Every value in the data, ascending, by the names that the function `dimensions` uses.
+    dimensions: The values of each dimension in the data, ascending, by its name in the function `dimensions`.
     op_types: The types of op in the data, and the types that only move numbers.
     """
 
@@ -61,11 +61,11 @@ def _batch(graph: Iterable[Node]) -> int:
 
 
 def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
-    """Return the dimensions of a model from its ops: a set of values for each, empty if no op has it.
+    """Return the values of each dimension in the ops of a model; empty if no op has it.
 
-    The names are d_model, d_ff, num_heads, vocab_size, seq_len and num_layers. `seq_len` is the greatest, and it and
-    `num_heads` are of one sequence. `d_ff` is the input width of linears that lead back to d_model, if it differs from
-    d_model and from the width of attention's output.
+    The names are d_model, d_ff, num_heads, vocab_size, seq_len (the greatest) and num_layers. `num_heads` and `seq_len`
+    are of one sequence. `d_ff` is the input width of linears that lead back to d_model, if it differs from d_model and
+    from the width of attention's output.
     """
     values: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "num_heads", "vocab_size", "seq_len")}
     batch = _batch(graph)
@@ -91,10 +91,10 @@ def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
 
 
 def describe(outside: Iterable[str]) -> str:
-    """Return `extrapolated: ` and what lies outside the data, each dimension once; empty if nothing does.
+    """Return `extrapolated: ` and the parts outside the data, each dimension once; empty if there are none.
 
-    `num_layers 6 (data: 12 to 18)` and `num_layers 10 (data: 12 to 18)` become `num_layers 6, 10 (data: 12 to 18)`; of
-    the ratios of an op to the measured ones, the largest is kept.
+    `num_layers 6 (data: 12 to 18)` and `num_layers 10 (data: 12 to 18)` become `num_layers 6, 10 (data: 12 to 18)`. Of
+    several ratios for one type of op, such as `Linear 2.0x`, the largest is kept.
     """
     values: dict[tuple[str, str], dict[str, None]] = {}
     for text in outside:

@@ -1,6 +1,6 @@
 """The package's exceptions that a command reports in one line, with their exit codes.
 
-OSError and MemoryError (exit code 1), ArgumentError (2) and Ctrl-C (130) are reported so too; any other is a bug.
+OSError and MemoryError (exit code 1), ArgumentError (2) and Ctrl-C (130) are reported likewise; any other is a bug.
 """
 
 
@@ -13,7 +13,7 @@ class UnpricedOpError(UserError):
 
 
 class InfeasibleError(UserError):
-    """A model, or every member of a space, exceeds the budget; the line names it or the cheapest. Exit code 3."""
+    """A model or every member of a space exceeds the budget; the line names it or the cheapest member. Exit code 3."""
 
 
 class StoppedError(RuntimeError):
@@ -23,7 +23,7 @@ class StoppedError(RuntimeError):
 class OutOfRangeError(UserError):
     """Numbers leave an engine's fixed-point range; the line states the op, the numbers and the limits.
 
-    with_fewer_bits: whether fewer fraction bits could bring them into range.
+    with_fewer_bits: whether fewer fraction bits could bring the numbers into range.
     """
 
     def __init__(self, line: str, *, with_fewer_bits: bool = False) -> None:

@@ -28,13 +28,13 @@ def cost_model_id(testbed: bytes, *parts: object) -> str:
 
 
 class Pricer(ABC):
-    """A protocol on a testbed, which prices ops from their shapes alone.
+    """A protocol on a testbed and network, which prices ops from their shapes alone.
 
-    protocol, network: Names on the command line; network is None if it is fitted in.
-    cost_model_id: Pricers with equal ids give every op equal costs; see the function `cost_model_id`.
+    protocol, network: Names on the command line; network is None if the costs were fitted for one network.
+    cost_model_id: Identifies the costs: pricers with equal ids give every op equal costs.
     range_over: What the latency range accounts for, in words, such as `errors of the compute seconds`.
     has_keys: Whether a dealer sends each party keys before a run, so that costs include keys.
-    setting: Setting of numbers and weights; None if it is fitted in.
+    setting: How numbers are represented and who holds the weights; None if the protocol has no such choices.
     """
 
     protocol: str
@@ -51,7 +51,7 @@ class Pricer(ABC):
 
     @property
     def of_first_run(self) -> "Pricer":
-        """The pricer of the first of several runs, which makes what the others reuse; itself if nothing is reused."""
+        """The pricer of the first of several runs, which makes masks that the others reuse; itself without reuse."""
         return self
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Pricer(ABC):
         return [price_node(node) if price_node else self.price(node.op) for node in nodes]
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float] | None:
-        """Return the least and greatest latency consistent with the data, in seconds; None if exact or not known."""
+        """Return the least and greatest latency, in seconds, that agree with the data; None if exact or not known."""
         return None
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
@@ -82,20 +82,21 @@ class Pricer(ABC):
         return tuple(f"{name} {times:.1f}x" for name, times in multiples.items() if times > 1)
 
     def extrapolation(self, op: Op) -> float | None:
-        """Return the ratio of an op's work to the most that was fitted, at least 1; None if it is not known."""
+        """Return the ratio of an op's work to the most work in the fitted data, at least 1; None if it is not known."""
         return None
 
 
 def outside_data(pricer: Pricer, graphs: Iterable[OpGraph]) -> str:
-    """Return in words the parts of op graphs that are outside the data of the cost model; empty if none is."""
+    """Return in words the parts of op graphs outside the data that costs were fitted on; empty if there are none."""
     return describe(text for graph in graphs for text in pricer.extrapolated(graph))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """An op graph with its costs; `by_op` and `by_layer` sum to `total`.
+    """The costs of an op graph; `by_op` and `by_layer` sum to `total`.
 
-    `extrapolations` has `Pricer.extrapolation` of every op in `by_op`. `Pricer` explains the other fields.
+    `extrapolations` has `Pricer.extrapolation` of every op in `by_op`; `latency_s_range` and `extrapolated` are results
+    of the methods of `Pricer` for the whole graph. `Pricer` explains the other fields.
     """
 
     protocol: str
@@ -114,9 +115,8 @@ class Estimate:
 class Generation:
     """The costs of new tokens, each from its own run.
 
-    `whole` combines all of them: the nodes of the prompt's run, then, named `NAME@decode`, the nodes of a run for one
-    more token, with the shapes of the last run and the cost of all of them. `by_token` has the cost of each token's
-    run.
+    `whole` has the nodes of the prompt's run, then the nodes of the last token's run, named `NAME@decode`, each with
+    the summed cost of that node in all runs after the prompt's. `by_token` has the cost of each token's run.
     """
 
     whole: Estimate
@@ -124,15 +124,15 @@ class Generation:
 
 
 def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
-    """Price every node of the graph; a UserError that names the node is raised for an op without formula."""
+    """Return the costs of a graph under a protocol; a UserError is raised for an op without formula."""
     by_op = tuple(zip(graph, _prices(graph, pricer), strict=True))
     return _estimate(by_op, graph, pricer, pricer.latency_s_range(graph))
 
 
 def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
-    """Price a run for each new token; the first is the prompt's, which also makes what the others reuse.
+    """Return the costs of one run per new token; the first is the prompt's, which also makes masks that others reuse.
 
-    Each distinct op is priced once. Errors are raised as by `estimate`.
+    A UserError is raised for an op without formula.
     """
     prompt, *steps = runs
     later = [node for run in steps for node in run]

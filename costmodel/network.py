@@ -22,8 +22,8 @@ class Network:
     """A network in which each pair of parties has its own link; all links are equal.
 
     Attributes:
-        bandwidth_bits_per_s: Payload of TCP, without headers and slow start, in each direction of a full-duplex link or
-            in both directions together of a half-duplex one.
+        bandwidth_bits_per_s: Payload of TCP, without headers and slow start, in each direction of a full-duplex link,
+            or in both directions together of a half-duplex link.
         rtt_s: Round-trip time of an empty message.
         source: Where the figures come from.
 
@@ -87,10 +87,10 @@ def load_network(name_or_path: str | Network | None) -> Network:
 
 
 def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) -> Network | None:
-    """Return the network of the flags: `named` or the default, with its bandwidth or RTT replaced; None without flags.
+    """Return the network `named`, or `lan`, with bandwidth and RTT replaced if given; None if no argument is given.
 
-    `bandwidth` and `rtt` have units, such as `1Gbps` and `4ms`. A UserError is raised for an unknown network, a
-    bandwidth that is not positive or an RTT below 0.
+    `bandwidth` and `rtt` have units, such as `1Gbps` and `4ms`. A UserError is raised for an unknown network, text
+    without a unit, a bandwidth that is not positive or an RTT below 0.
     """
     if (named, bandwidth, rtt) == (None, None, None):
         return None
@@ -108,8 +108,8 @@ def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) ->
 def network_s(network: Network, *, rounds: float, waited_bytes: float, pair_bytes: float) -> float:
     """Return the seconds that communication takes on a network.
 
-    `waited_bytes` are the bytes on the critical path if links are full-duplex. `pair_bytes` is what a pair of parties
-    sends each other, averaged over pairs, and shares the bandwidth of a half-duplex link.
+    `waited_bytes` are the bytes on the critical path of full-duplex links. `pair_bytes` are the bytes that two parties
+    send each other, averaged over pairs, which share the bandwidth of a half-duplex link.
     """
     num_bytes = waited_bytes if network.duplex == "full" else max(waited_bytes, pair_bytes)
     return num_bytes * 8 / network.bandwidth_bits_per_s + rounds * network.rtt_s / 2

@@ -33,8 +33,8 @@ SILENT_OT_BITS = 8 * BATCH_BYTES / (BATCH - KEPT)
 class CorrelationGenerator:
     """A way to make correlated randomness.
 
-    `bytes_of` returns, for a correlation and the bits of the ring, the bytes that all parties send, or that a separate
-    dealer sends; `trusts` says who must be trusted; `source` is the source of the formula.
+    `bytes_of` returns, for a correlation and the bits of the ring, the bytes that all parties, or a separate dealer,
+    send to make it; `trusts` says which third party must be trusted; `source` is the source of the formula.
     """
 
     name: str
@@ -45,7 +45,7 @@ class CorrelationGenerator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorCost:
-    """The cost of a generator for a whole model; `network_s` is for the bytes alone, one after the other."""
+    """The cost of a generator for a whole model; `network_s` is the seconds to send all its bytes, without rounds."""
 
     generator: CorrelationGenerator
     setup_bytes: float
@@ -53,9 +53,9 @@ class GeneratorCost:
 
 
 def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> tuple[GeneratorCost, ...]:
-    """Return the cost of each of `GENERATORS` for a model's ops, but that of encryption only in a ring of 64 bits.
+    """Return the cost of each of `GENERATORS` for a model's ops; encryption is left out unless the ring has 64 bits.
 
-    A UserError is raised for an op without a program.
+    A UserError is raised for an op that semi2k has no formula for.
     """
     correlations: dict[Correlation, int] = {}
     for op, count in Counter(some).items():

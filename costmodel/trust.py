@@ -9,8 +9,8 @@ class Trust:
     """The assumptions under which a protocol hides anything.
 
     num_parties: Computing parties, as priced and measured; `more_parties` says whether there may be more.
-    adversary: What corrupted parties do; every protocol here withstands semi-honest ones.
-    max_corrupted: Number of parties that may be corrupted, whichever they are.
+    adversary: What corrupted parties do; semi-honest ones follow the protocol, but try to learn what they can.
+    max_corrupted: Number of parties that may be corrupted together, whichever they are.
     randomness: Who makes the correlated randomness, in words; `dealer` says whether that is a trusted dealer.
     """
 
@@ -33,7 +33,7 @@ def facts(trust: Trust) -> dict[str, Any]:
 
 
 def shown(public_layers: str | None, client_layers: int | None = None) -> str:
-    """Return the text that follows `described`: which layers are public or the client's; empty if there are none."""
+    """Return the text after `described` on public layers, and on the client's first layers; empty if both are None."""
     words = ""
     if public_layers is not None:
         words += (
@@ -49,7 +49,7 @@ def shown(public_layers: str | None, client_layers: int | None = None) -> str:
 
 
 def at_client(client_layers: int) -> str:
-    """Describe the part of a model that the client computes."""
+    """Describe the part of a model that the client computes: the embedding and its first `client_layers` layers."""
     layers = "layer" if client_layers == 1 else f"{client_layers} layers"
     return f"embedding and first {layers}" if client_layers else "embedding"
 

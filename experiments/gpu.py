@@ -138,7 +138,7 @@ class Settings:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Measure part after part. Raises StoppedError at the end if one failed."""
+    """Measure the chosen parts one after the other. Raises StoppedError at the end if one failed."""
     device = settings.device or usual_device()
     folder = Path(settings.output_dir) if settings.output_dir else RUNS / "experiments" / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def steps(place: Place) -> None:
-    """Measure training steps of GPT-2, plain and ours."""
+    """Measure training steps of GPT-2, in plain PyTorch and by the toolkit's trainer."""
     for seq_len in place.sizes.lengths:
         plain = (_plain(place, seq_len, name) for name in (COMPILED, PLAIN))
         ours = (_way(place, name, _gpt2(place, seq_len, name)) for name in (OURS, REGULARISED))
@@ -205,7 +205,7 @@ def _gpt2(place: Place, seq_len: int, name: str) -> Candidate:
     scale = replace(recipe.scale, seq_len=seq_len, batch=batch, micro_batch=batch, tokens=ENDLESS)
     architecture = resolve(LAYERS, place.sizes.base).architecture
     made = Candidate(architecture=architecture, recipe=replace(recipe, scale=scale))
-    return made if place.device == "cpu" else lowered(made, place.device)  # as the proxy's, which it measures there
+    return made if place.device == "cpu" else lowered(made, place.device)  # on a CPU in float32, like scale proxy
 
 
 def _way(
@@ -224,7 +224,7 @@ def _way(
 def training(
     candidate: Candidate, device: str, initial: Mapping[str, Tensor] | None = None, parent: Parent | None = None
 ) -> Iterator[Callable[[], object]]:
-    """Give a function that takes a step of the trainer on random tokens. Raises StoppedError if the training diverged.
+    """Yield a function that takes a step of the trainer on random tokens. Raises StoppedError if the training diverged.
 
     initial: weights to start from. parent: the teacher.
     """
@@ -242,7 +242,7 @@ def training(
 
 
 def from_parent(place: Place) -> None:
-    """Measure a parent's tuning, distillation without softmax and activations, and initial weights.
+    """Measure tuning of a parent, distillation to layers without softmax and activations, and making initial weights.
 
     On a CPU with bfloat16 units all of it is measured in float32 too.
     """

@@ -73,9 +73,9 @@ class Rows:
 
 
 class Way(NamedTuple):
-    """A way of training. start: a context with a function that takes a step. tokens: of a step.
+    """A way of training. tokens: number in a step. start: returns a context, whose value takes a step when called.
 
-    predicted_bytes: of memory, without the CUDA context.
+    predicted_bytes: memory, without the CUDA context; None if not predicted.
     """
 
     name: str
@@ -85,9 +85,9 @@ class Way(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """rates: tokens a second, by round. start_s: until the warm-up ended. num_recompiled: graphs after it.
+    """Measured speed of a way of training. rates: tokens a second, by round. start_s: seconds until the warm-up ended.
 
-    peak_bytes: most memory of tensors on a GPU; None on a CPU.
+    num_recompiled: graphs compiled after it. peak_bytes: most memory of tensors on a GPU; None on a CPU.
     """
 
     rates: list[float]

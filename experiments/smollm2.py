@@ -88,7 +88,7 @@ SEARCH_FLAGS = (  # settings that are those of `nas.search`
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Run the steps that are not done yet, and print the results; a UserError is raised without the model."""
+    """Run the steps that are not done yet, and print the results; a UserError is raised without the parent's file."""
     if not Path(settings.parent).exists():
         raise UserError(f"experiment {name} needs {settings.parent} in this folder; docs/llama.md says where it is.")
     folder = RUNS / "experiments" / name

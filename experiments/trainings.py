@@ -41,9 +41,7 @@ OUTCOMES_FILE = "outcomes.csv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The trainings to run: every row, which names an architecture on the base, with every seed.
-
-    All rows are trained with one seed before any with the next.
+    """The trainings to run: all rows, which name architectures on the base, with the first seed, then with the next.
 
     Attributes:
         name: For reports and tables.

@@ -57,10 +57,10 @@ class Run(PlainRun):
     def reprice(self, **prices: Any) -> "RepricedRun":
         """Return the run's trials at other costs. Nothing is trained again, and the ledger does not change.
 
-        prices: protocol, network, testbed, seq_len, budget_latency, budget_comm and budget_keys, as in
-            `nas.report.what_if.reprice`.
+        prices: protocol, network, testbed and seq_len, by default the run's, and budget_latency, budget_comm and
+            budget_keys, by default none; they are written as in `StudyConfig`.
 
-        Raises UserError if no trial is completed, an op has no cost, or options do not exist or cannot be combined.
+        Raises UserError if no trial is completed, an op has no cost, or an option is unknown or excludes another.
         """
         return RepricedRun(run=self, what_if=reprice(self, **prices))
 
@@ -107,8 +107,8 @@ class Run(PlainRun):
         changes: new values of fields in `RESUMABLE`: more trials, other budgets, limits, and where it runs. Under
             another budget, finished trainings are kept; the front and new proposals respect the new one.
 
-        Raises UserError as `resumed` does, or if the costs or data differ from those of the run; other errors as
-        `nas.Study.run` does.
+        Raises UserError for changes that `resumed` refuses, or if the cost model, corpus or tokenizer is not that of
+        the run; other errors as `nas.Study.run` does.
         """
         return self.read(_train(self.resumed(**changes), callbacks, console, began_s, run=self))
 
@@ -152,7 +152,7 @@ class Callback:
     def trial_ended(self, record: Record) -> None:
         """Called once a trial's end is in the ledger: completed, paused, diverged or failed.
 
-        A failure that is tried again on another node does not count.
+        Not called for a failure that is tried again on another node.
         """
 
     def run_ended(self, run: Run) -> None:
@@ -202,8 +202,8 @@ class Study(StudyConfig):
     def priced(self) -> PricedStudy:
         """Return the whole space with its costs, even if no member is within the budget; nothing is trained or written.
 
-        Of an external parent, only the settings are read. Raises UserError as `run` does before it reads the data and
-        an external parent's weights and tokenizer.
+        Of an external parent, only the settings are read. Raises UserError for a space, protocol or parent that cannot
+        be read or has no cost, a parent that candidates cannot start from, or an unknown searcher.
         """
         return price_study(self, reads_weights=False)
 

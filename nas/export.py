@@ -59,10 +59,10 @@ Format = Literal["yaml", "hf", "mpc"]
 class Export:
     """A trained architecture, its weights by node of the op graph, and facts about them.
 
-    tokenizer: folder of the parent's tokenizer, or else of the corpus's in the cache, which may be gone. run: None for
-        a model of `nas.train`. windows: hashes of the weights' training text; None if unknown. fixed_point: by
-        protocol, `ring_bits`, `fraction_bits`, and `failure`, which says where the model leaves fixed-point range, or
-        None if it does not.
+    tokenizer: folder of the tokenizer: the parent's, or the corpus's in the cache, which may be gone. run: None for a
+        model of `nas.train`. windows: hashes of all training text; None if unknown. fixed_point: for each protocol
+        with an engine, `ring_bits`, `fraction_bits` and `failure`, which says where the model leaves fixed-point
+        range, or is None.
     """
 
     trained: Architecture
@@ -118,7 +118,7 @@ def export(
 
 
 def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
-    """Load a completed trial as an export. fold: whether to fold its model.
+    """Load a completed trial as an export, with its cost under the run's first protocol. fold: whether to fold it.
 
     Raises UserError if the trial's last checkpoint is missing.
     """

@@ -38,7 +38,7 @@ def release_freed_memory() -> None:
 
 
 def free_bytes() -> int | None:
-    """Return the bytes free for this process, the least of its machine and its containers; None if unknown."""
+    """Return the bytes of memory that this process may still take, by machine and containers; None if unknown."""
     free = []
     if MEMINFO.is_file():
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())

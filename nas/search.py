@@ -43,8 +43,8 @@ def parse(args: Sequence[str]) -> dict[str, Any]:
 def search(given: dict[str, Any], console: Console) -> None:
     """Compute the costs of the space; unless it is a dry run, train candidates and write the run folder.
 
-    given: fields of a new study, or changes to the run that is resumed; besides output_dir, resume and dry_run, which
-        are removed from it.
+    given: options by name: fields of a new study, or changes to a resumed run; and output_dir, resume and dry_run,
+        which are removed from the dict.
 
     Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError or
     OSError if the run cannot continue.

@@ -73,14 +73,14 @@ class TrainConfig:
     Args:
         base: the model whose dimensions the notation uses; by default that of --init-from, or of a --parent whose
             blocks are not those of gpt2-small, else gpt2-small.
-        scale: how large the trained model is, and how long and fast it is trained; parent and paper keep the dimensions
-            of the architecture. The default is proxy, or parent with a --parent of another width or vocabulary.
+        scale: size of the trained model, training tokens and learning rate; parent and paper keep the dimensions of the
+            architecture. The default is proxy, or parent with a --parent of another head size or vocabulary.
         seq_len: tokens per sequence; by default the scale's.
-        tokens: training tokens; by default the scale's, or 5/8 of them with a parent.
+        tokens: training tokens; by default the scale's, or with a parent 5/8 of them (all at scale parent).
         data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of
             a text, jsonl or parquet file or folder.
-        begin_of_text: the token with which each sequence begins, which it does not predict: tokenizer, as that of the
-            given weights says; none; or a token such as <s>. Prices count it as one of --seq-len.
+        begin_of_text: the token that begins each sequence and is not predicted: tokenizer, for the rule of the given
+            weights' tokenizer; none; or a token such as <s>. Prices count it as one of --seq-len.
         init_from: start from these weights, at their width: a folder of save_pretrained, a .gguf file, an id on the
             Hugging Face hub, a folder of nas.export or nas.train, or `latest` for the last training. Norms and FFNs
             that ARCH lacks are dropped, and a fused FFN starts as the product of two linears.
@@ -156,7 +156,7 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
 
 
 def run(args: Sequence[str], console: Console) -> None:
-    """Train until the tokens are used up.
+    """Start or resume the training that the arguments of the command line describe, until its tokens are used up.
 
     Raises UserError for bad input, StoppedError if training diverges, memory runs out or a file cannot be written.
     """
@@ -228,7 +228,7 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed; a second one interrupts at once. Main thread only."""
+    """Yield a function that returns whether Ctrl-C was pressed; pressed again, it interrupts. Main thread only."""
     pressed = False
 
     def note(number: int, frame: FrameType | None) -> None:

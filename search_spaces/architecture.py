@@ -49,10 +49,9 @@ class Layer:
         linears, one of which passes through SiLU, GELU, ReLU, x^2 - 1 or nothing; the gate of the last two always has
         a bias; `none` removes the FFN.
     stabiliser: `scaled` makes the FFN sub-layer `beta * A + FFN(A) / alpha`, with learned alpha and beta.
-    inner1, inner2: which inner norms (of queries and keys, and after sub-layers) and caps attention and FFN keep: `own`
-        keeps all of the block's, `uncapped` all but the score cap, `frozen` has frozen norms and no cap, and `none` is
-        what folding leaves of `frozen`. In a space, the logit cap is removed with the last score cap
-        (`implied_logit_cap`).
+    inner1, inner2: what attention and FFN keep of the block's inner norms (of queries and keys, and after sub-layers)
+        and score cap: `own` keeps all, `uncapped` all but the cap, `frozen` has frozen norms and no cap, and `none` is
+        what folding leaves of `frozen`. Notations and spaces remove the logit cap with the last score cap.
 
     Raises UserError if attention or FFN is removed but a part of it is kept.
     """
@@ -89,8 +88,8 @@ class Positions:
     """Positions of a layer's attention, and its window.
 
     rotates: whether queries and keys are rotated, in a block with rotary positions.
-    base, scaling: base and scaling of the angles; None for the architecture's `rotary_base`, and for no scaling.
-    window: number of tokens that a query attends to, up to its own; None for all. Longer sequences are not supported.
+    base: base of the rotary angles; None for the architecture's `rotary_base`. scaling: their scaling, or None.
+    window: tokens that a query attends to, its own included; None for all. A sequence must not be longer than that.
     """
 
     rotates: bool = True
@@ -101,18 +100,18 @@ class Positions:
 
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")
 CAPS = ("score_cap", "logit_cap")
-LEAST = {"rotary_base": 1.0, **dict.fromkeys(("norm_epsilon", "score_scale", *SCALES, *CAPS), 0.0)}  # all are above it
+LEAST = {"rotary_base": 1.0, **dict.fromkeys(("norm_epsilon", "score_scale", *SCALES, *CAPS), 0.0)}  # exclusive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """A decoder-only language model, in elements and counts.
+    """A decoder-only language model; its sizes are numbers of features, heads, layers or tokens.
 
     block: name of the block in `search_spaces.block.BLOCKS`, whose facts are `block_facts`.
     num_kv_heads: number of key heads, and of value heads; each is shared by a group of query heads. None for one per
         query head.
     head_size: features of a head; None for d_model / num_heads.
-    context: longest sequence in tokens: within the position table or rotary cache, and within every window.
+    context: most tokens in a sequence: the size of the position table or rotary cache, or of a shorter window.
     longest_context: context of the imported model if a window is shorter; None for `context`.
     final_norm: norm before the vocabulary projection.
     embedding_scale, residual_scale, logit_scale: factors of the embedding rows, of the outputs of attention and FFN
@@ -130,8 +129,8 @@ class Architecture:
     softmax: softmax, or a cheaper form, in layers whose `attention` does not name a cheaper form itself.
     folded: whether the weights of linears include the gains and biases of norms, the scales and the score factor.
 
-    Raises UserError if a dimension is below 1, a factor, cap, base or epsilon is out of range, the heads do not divide
-    evenly, `layers` is empty, `layer_positions` does not fit them, or the block lacks a chosen part.
+    Raises UserError if a size, factor, cap, base or epsilon is out of range, `layers` is empty, heads do not divide
+    `d_model`, key heads do not divide heads, `layer_positions` does not fit the layers, or the block lacks a choice.
     """
 
     block: BlockName = "gpt2"
@@ -234,14 +233,14 @@ class Architecture:
 
 
 def reader_norms(layer: Layer) -> list[Norm]:
-    """Return the norm, possibly `none`, before each of attention and FFN that a layer has."""
+    """Return the norms before the sub-layers (attention, FFN) that a layer has; a norm may be `none`."""
     return [layer.norm1] * (layer.attention != "none") + [layer.norm2] * (layer.ffn != "none")
 
 
 def default_final_norm(layers: Iterable[Layer], least: int = 0) -> Norm:
-    """Return the norm of highest rank in any layer, as in GPT-2; `none` if no layer has a norm.
+    """Return the final norm that layers imply: the norm of highest rank before any attention or FFN, or `none`.
 
-    least: rank of the norms that the block always has (`least_rank`).
+    least: rank of the norms that the block always has (`least_rank`), below which the final norm's does not fall.
 
     A frozen LayerNorm becomes a frozen RMSNorm unless every attention and FFN has a norm before it that subtracts the
     mean, since only then can the bias of a frozen final norm be folded (see `search_spaces.deployed`).
@@ -257,7 +256,7 @@ def least_rank(block: Block) -> int:
 
 
 def implied_final_norm(highest_rank: int, *, centred: bool) -> Norm:
-    """Return the final norm for layers whose highest norm has this rank. centred: whether all subtract the mean."""
+    """Return the final norm of layers whose highest norm has this rank. centred: whether all subtract their mean."""
     norm = {form.rank: norm for norm, form in NORMS.items()}[highest_rank]
     return "frozen-rmsnorm" if norm == "frozen-layernorm" and not centred else norm
 
@@ -273,13 +272,13 @@ def has_frozen_norms(architecture: Architecture) -> bool:
 
 
 def num_kv_heads(architecture: Architecture, layer: Layer) -> int:
-    """Return the number of key heads of a layer: all, or half but at least one. There are as many value heads."""
+    """Return the number of key heads of a layer, and of value heads; `softmax-half` has half (at least one) of them."""
     whole = architecture.num_kv_heads or architecture.num_heads
     return max(1, whole // 2) if layer.attention == "softmax-half" else whole
 
 
 def num_heads(architecture: Architecture, layer: Layer) -> int:
-    """Return the number of query heads of a layer; as many share a key head as in the architecture."""
+    """Return the number of query heads of a layer; each key head serves as many of them as in the architecture."""
     whole = architecture.num_kv_heads or architecture.num_heads
     return num_kv_heads(architecture, layer) * (architecture.num_heads // whole)
 
@@ -301,7 +300,7 @@ def positions_of(architecture: Architecture, index: int) -> Positions:
 
 
 def with_layers(architecture: Architecture, layers: Iterable[Layer], places: Iterable[int]) -> Architecture:
-    """Return the architecture with other layers, which take the positions of its present layers at `places`."""
+    """Return the architecture with other layers; layer i takes the positions of the present layer `places[i]`."""
     layers = tuple(layers)
     kept = [architecture.layer_positions[place] for place in places] if architecture.layer_positions else []
     return replace(architecture, layers=layers, layer_positions=tuple(kept))
@@ -310,7 +309,7 @@ def with_layers(architecture: Architecture, layers: Iterable[Layer], places: Ite
 def rotary_dim(architecture: Architecture) -> int:
     """Return the number of rotated features of a head, for a block with rotary positions.
 
-    Raises UserError if they are odd or more than the head has.
+    Raises UserError if that number is odd or above `head_dim`.
     """
     share = architecture.block_facts.rotary_share
     assert share is not None
@@ -347,7 +346,7 @@ SINCE = (
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:
-    """Return the architecture as plain data, without defaults of `SINCE` and positions, `own` and an unused `gelu`."""
+    """Return the fields as plain data, without an unused `gelu`, `own`, and the defaults of positions and `SINCE`."""
     data = asdict(architecture)
     if all(FFNS[layer.ffn].gelu != "own" for layer in architecture.layers):
         del data["gelu"]
@@ -377,7 +376,7 @@ def arch_id(architecture: Architecture) -> str:
 
 
 def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context: int) -> Architecture:
-    """Return the architecture at other sizes; d_ff and `head_size` keep their ratio to d_model, rounded down."""
+    """Return the architecture at other sizes; `d_ff` and `head_size` keep their ratios to `d_model`, rounded down."""
 
     def resized(width: int) -> int:
         return max(1, width * d_model // architecture.d_model)
@@ -390,7 +389,7 @@ def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context
 
 
 def load_architecture(path: Path) -> Architecture:
-    """Return the architecture in a YAML file of `dump_architecture`. Raises UserError, naming the file."""
+    """Return the architecture in a YAML file of `dump_architecture`; a UserError names a file that is not valid."""
     return load_file(Architecture, path)
 
 

@@ -7,7 +7,7 @@ from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.architecture import Architecture, Layer
 
 OWN = "parent"  # as a base: the model that candidates of a search start from
-MAX_LAYERS = 500  # several times the deepest decoders in use, and as deep as members are listed, by recursion
+MAX_LAYERS = 500  # several times the deepest decoders in use; listing members recurses once per layer
 GPT2_LAYER = Layer(norm1="layernorm", norm2="layernorm", ffn="gelu")
 LLAMA_LAYER = Layer(norm1="rmsnorm", norm2="rmsnorm", ffn="swiglu")
 

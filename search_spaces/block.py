@@ -28,8 +28,8 @@ class Block:
         layer 0's V, and Y = A + FFN(Norm2(A)).
     rotary_share: one in `rotary_share` features of a head is rotated; None for a learned table of positions.
     packs_qkv: whether queries, keys and values are one linear instead of three.
-    query_key_norm: RMSNorms of queries and keys before the rotation: per `head`, with a common gain, or over the whole
-        `width` of all heads; only for blocks with three linears.
+    query_key_norm: RMSNorms of queries and keys before the rotation: per `head`, with one gain for all heads, or over
+        the whole `width` of all heads; only for blocks with three linears.
     norms_after: whether RMSNorms follow attention and FFN, before their outputs are added to the stream.
     biases: linears that have a bias even if the architecture has none.
     has_centred_norms: whether norms may subtract the mean; folding their biases gives every linear a bias.
@@ -55,8 +55,8 @@ class Block:
     def is_shaped(self) -> bool:
         """Whether values are slices of the stream itself.
 
-        Then no head can be removed, the only possible change of basis is a multiple of the identity, and queries start
-        at 0.
+        Then no head can be removed, the only possible change of basis is a multiple of the identity, and the weights of
+        queries start at 0.
         """
         return self.join == "shaped"
 
@@ -67,7 +67,7 @@ class Block:
 
     @property
     def queries(self) -> str:
-        """The linear whose first rows give the queries."""
+        """The linear whose first (or only) rows of weights are those of the queries."""
         if self.is_shaped:
             return "attention.qk"
         return "attention.qkv" if self.packs_qkv else "attention.q"

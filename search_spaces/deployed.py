@@ -2,7 +2,7 @@
 
 - A linear FFN, X' = beta X + W X + c, is a change of basis of the residual stream, since attention reads the stream
   through linears. Before the first live norm (one that depends on the data) it folds into the embedding tables; after
-  the last live norm of a model without a live final norm it folds into the vocabulary projection. The linears between
+  the last live norm of a model whose final norm folds, it folds into the vocabulary projection. The linears between
   take up their part of the change of basis, and the bias of the last one that writes to the stream takes up the offset.
 - Frozen norms are linear, and fold into the linears that read them, as gains and biases of live norms do.
 - A frozen final norm folds into the vocabulary projection. This has no bias, so the norm's bias is moved to the mean of
@@ -49,9 +49,9 @@ class Region:
 
 
 def deployed(architecture: Architecture) -> Architecture:
-    """Return the folded architecture: no empty layers, untied tables, and biases as `deploys_biases` says.
+    """Return the folded architecture, with untied embeddings and without empty layers (except one if all are empty).
 
-    Trained architectures with equal results run as the same model. A folded architecture is returned unchanged.
+    Architectures whose folded forms are equal run as the same model. A folded architecture is returned unchanged.
     """
     if architecture.folded:
         return architecture
@@ -65,19 +65,19 @@ def deployed(architecture: Architecture) -> Architecture:
 
 
 def with_folded_settings(architecture: Architecture) -> Architecture:
-    """Return the architecture with the same layers and all other settings as after folding."""
+    """Return the architecture with its layers and final norm, and with all other settings as after folding."""
     return replace(
         architecture, folded=True, bias=deploys_biases(architecture), biases=(), tied_embeddings=False, **UNSCALED
     )
 
 
 def deploys_biases(architecture: Architecture) -> bool:
-    """Whether every linear has a bias after folding: if norms may have one, or linears other than the block's do."""
+    """Whether folding gives all linears a bias: if norms may have one, or linears beyond the block's `biases` do."""
     return architecture.bias or bool(architecture.biases) or architecture.block_facts.has_centred_norms
 
 
 def deployed_id(architecture: Architecture) -> str:
-    """Return the `arch_id` of the folded form, which is equal for all that run as the same model."""
+    """Return the `arch_id` of the folded form, which is equal for all architectures that run as the same model."""
     return arch_id(deployed(architecture))
 
 
@@ -101,7 +101,7 @@ def regions(architecture: Architecture) -> list[Region]:
 
 
 def reads_live_norm(block: Block, depth: int, layer: Layer) -> bool:
-    """Whether a live norm in this layer reads the stream; not counting one whose output becomes the stream."""
+    """Whether a live norm in this layer reads the stream, not counting a norm whose output becomes the stream."""
     return is_live(replace(layer, norm1="none") if block.makes_stream(depth) else layer)
 
 
@@ -112,7 +112,7 @@ def absorbs(block: Block, layer: Layer, region: Region) -> bool:
 
 
 def absorbed_layers(architecture: Architecture) -> list[int]:
-    """Return the layers of a trained architecture whose FFN folds away; none if it is folded already."""
+    """Return the indices of the layers whose FFN folds away; empty for an architecture that is folded already."""
     if architecture.folded:
         return []
     around = enumerate(zip(architecture.layers, regions(architecture), strict=True))
@@ -120,7 +120,7 @@ def absorbed_layers(architecture: Architecture) -> list[int]:
 
 
 def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, keeps_norm1: bool = False) -> Layer:
-    """Return what folding leaves of a layer, possibly neither attention nor FFN.
+    """Return what folding leaves of a layer, possibly a layer with neither attention nor FFN.
 
     keeps_norm1: whether the norm before attention stays even if frozen, because values are read from it directly.
     """
@@ -150,8 +150,8 @@ def deployed_inner(inner: Inner) -> Inner:
 def joined(architecture: Architecture, layers: Iterable[Layer]) -> Architecture:
     """Return the architecture with these sub-layers in as few layers as possible, at least one, which may be empty.
 
-    An attention without an FFN and a following FFN without attention become one layer, except in a parallel block. A
-    layer has the position of its attention, or else of its FFN.
+    In a `sequential` block, an attention without an FFN and a following FFN without attention become one layer. A new
+    layer takes the positions (`layer_positions`) of its attention, or else of its FFN.
     """
     left: list[tuple[int, Layer]] = []
     is_sequential = architecture.block_facts.join == "sequential"

@@ -48,7 +48,7 @@ class NormForm(NamedTuple):
 
 
 class AttentionForm(NamedTuple):
-    """A form of attention. name: in the papers, or empty. softmax: its form of softmax; None for the model's."""
+    """A form of attention. name: its name in the papers, or empty. softmax: its softmax; None for the model's form."""
 
     letter: str
     label: str
@@ -62,9 +62,9 @@ class FfnForm(NamedTuple):
     letter: its layer code.
     label: what reports call it.
     name: its name in the papers, after a `+`; empty if it has none.
-    activation: the op of its activation or gate for rows x features; None for a linear one.
-    then: an op that the activation's result goes through, if it is composed of two.
-    gelu: the form of its GELU, if it has one; `own` for the model's form.
+    activation: makes the op of its activation or gate from `rows` and `features`; None if it applies none.
+    then: makes a second op, which the result of the activation goes through; None if there is none.
+    gelu: the form of its GELU; `own` for the model's form, None if it has no GELU.
     is_gated: whether the activation of one linear is multiplied by another linear.
     degree: degree of the polynomial that replaces an activation, fitted per channel; None for others.
     is_linear: whether it has no nonlinearity, and folds into its neighbours.

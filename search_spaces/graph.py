@@ -3,7 +3,7 @@
 A path alternates boundaries and choices, `Boundary(0) -> Choice(0) -> Boundary(1) -> ... -> Boundary(L) -> Head ->
 SINK`. The state of a boundary decides which layers may follow, so a constraint only removes vertices. Every choice has
 exactly one predecessor and one successor, and every vertex is on some path. Vertices are inserted depth by depth and,
-at each boundary, in the order of the alphabet, which is the order of enumeration.
+at each boundary, in the order of the alphabet (the list of distinct layers), which is the order of enumeration.
 """
 
 from collections import Counter
@@ -32,10 +32,10 @@ SINK: Literal["sink"] = "sink"
 class Boundary:
     """The point before layer `depth`, or after the last layer.
 
-    `state` has, in this order: the rank of the highest norm so far; 1 once a live norm has read the residual stream; 1
-        once the stream was read without subtracting its mean, as long as that matters to the final norm; 1 once the
-        logit cap is sure to stay, because a layer keeps the score cap or scores have none; then the states of the
-        constraints, or, in a graph of listed placements, the number of the set of possible endings.
+    `state` has, in this order: the rank of the highest norm so far; 1 once a live norm (one that depends on the data
+    after folding) has read the residual stream; 1 once a sub-layer has read it without a norm that subtracts the mean,
+    as long as that matters to the final norm; 1 once the logit cap is sure to stay, because a layer keeps the score cap
+    or scores have none; then the states of the constraints, or, for listed placements, the set of endings, by number.
     """
 
     depth: int
@@ -53,7 +53,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """The end of a path: final norm and vocabulary projection; is_capped: whether a logit cap of the base stays."""
+    """The end of a path: final norm and vocabulary projection. is_capped: whether a logit cap of the base stays."""
 
     final_norm: Norm
     is_capped: bool = True
@@ -81,10 +81,10 @@ def free_graph(
     first_layers: Sequence[Layer] = (),
     has_caps: bool = False,
 ) -> nx.DiGraph:
-    """Return the graph of all placements of layers of the alphabet that the constraints allow.
+    """Return the graph of all sequences of `num_layers` layers from the alphabet that the constraints allow.
 
-    `withheld` maps an attention to depths that do not offer it; every placement begins with `first_layers`; `has_caps`
-    says whether scores have a cap. A UserError is raised if no placement is left.
+    `withheld` maps an attention to depths that do not offer it; every sequence begins with `first_layers`; `has_caps`
+    says whether the base has a score cap. A UserError is raised if no sequence is left.
     """
 
     everywhere = frozenset(alphabet)
@@ -105,7 +105,7 @@ def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]], *, has_caps
     """Return the graph of exactly the given placements, all of one length; repeated ones count once.
 
     The last number of a state is that of a set of possible endings, so that placements share common ends. `has_caps`
-    says whether scores have a cap. A UserError is raised if there is no placement, or their lengths differ.
+    says whether the base has a score cap. A UserError is raised if there is no placement, or their lengths differ.
     """
     words = list(dict.fromkeys(members))
     if len({len(word) for word in words}) != 1:
@@ -140,9 +140,9 @@ def after(graph: nx.DiGraph, choice: Choice) -> Boundary:
 def nth_layers(
     graph: nx.DiGraph, start: Boundary, stop: int, index: int, num_paths: Callable[[Choice], int]
 ) -> list[Layer]:
-    """Return the layers of path `index`, from 0, between a boundary and depth `stop`.
+    """Return the layers of path number `index` (from 0) among all paths from `start` to depth `stop`.
 
-    `num_paths` returns the number of paths from the boundary to `stop` that begin with a choice.
+    `num_paths` returns, for a choice, the number of paths to depth `stop` that begin with it.
     """
     boundary, layers = start, list[Layer]()
     while boundary.depth < stop:
@@ -222,7 +222,7 @@ Cost: TypeAlias = tuple[int, ...]
 class Edge(NamedTuple):
     """A choice between two boundaries, which `start` and `stop` number within their levels in the order of the graph.
 
-    `passed` are the vertices whose cost it carries: the choice, the source for the first layer, the head for the last.
+    `passed` are the vertices whose costs an edge has: its choice, and the source (first layer) or head (last layer).
     """
 
     start: int
@@ -241,7 +241,7 @@ def added(costs: Iterable[Cost]) -> Cost:
 
 
 def edges_by_depth(graph: nx.DiGraph) -> list[list[Edge]]:
-    """Return every choice of each depth, in the order of the graph."""
+    """Return the edges of each depth, one for every choice, in the order of the graph."""
     places: dict[tuple[int, State], int] = {}  # keyed by the depth and state that a choice shares with its boundary
     counts = Counter[int]()
     for vertex in graph:

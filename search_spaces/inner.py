@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def inner_choices(architecture: "Architecture") -> dict[str, tuple[Inner, ...]]:
-    """Return the possible values of `inner1` and `inner2` of a model that is not folded, `own` first."""
+    """Return the values that `inner1` and `inner2` may have in a model that is not folded, by field, `own` first."""
     block = architecture.block_facts
     after: tuple[Inner, ...] = ("frozen",) if block.norms_after else ()
     inside: tuple[Inner, ...] = after or (("frozen",) if block.query_key_norm != "none" else ())
@@ -34,7 +34,7 @@ def require_inner(architecture: "Architecture") -> None:
 
 
 def inner_norms(architecture: "Architecture", layer: "Layer") -> dict[str, Norm]:
-    """Return the inner norms of a layer by node, such as `attention.q_norm`, without folded ones."""
+    """Return the inner norms of a layer that are not folded, by the name of the node, such as `attention.q_norm`."""
     block, inside, behind = architecture.block_facts, INNERS[layer.inner1].norm, INNERS[layer.inner2].norm
     kinds: dict[str, Norm] = {}
     if layer.attention != "none" and inside != "none":
@@ -51,20 +51,20 @@ def keeps_cap(layer: "Layer") -> bool:
 
 
 def implied_logit_cap(architecture: "Architecture", layers: Iterable["Layer"]) -> float | None:
-    """Return the logit cap of a model with these layers: it is removed with the last score cap.
+    """Return the logit cap of a model with these layers; None if it has none, or has a score cap that no layer keeps.
 
-    Removing it does not change the order of the logits.
+    Removing the logit cap does not change the order of the logits.
     """
     stays = architecture.score_cap is None or any(map(keeps_cap, layers))
     return architecture.logit_cap if stays else None
 
 
 def score_cap(architecture: "Architecture", layer: "Layer") -> float | None:
-    """Return the score cap of a layer, or None."""
+    """Return the score cap of a layer; None if it has none."""
     return architecture.score_cap if keeps_cap(layer) else None
 
 
 def queries(architecture: "Architecture", layer: "Layer") -> str:
-    """Return the node whose first rows of weights scale the queries: their norm if there is one, or their linear."""
+    """Return the name of the node whose first rows of weights scale the queries: their norm, or else their linear."""
     normed = "attention.q_norm"
     return normed if normed in inner_norms(architecture, layer) else architecture.block_facts.queries

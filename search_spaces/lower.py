@@ -100,8 +100,8 @@ class _Builder:
 def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHOLE_PROMPT) -> OpGraph:
     """Return the op graph of an architecture for a prompt of `seq_len` tokens, or in phase `decode` for its last token.
 
-    Raises UserError if seq_len is below 1 or beyond the model's context, rotary positions do not fit its heads, or the
-    graph cannot be run in this deployment.
+    Raises UserError if `seq_len` is below 1 or above the model's context, the number of rotated features is odd or
+    above `head_dim`, or the graph cannot be run in this deployment.
     """
     if not 1 <= seq_len <= architecture.context:
         why = ", beyond which attention has windows" if architecture.longest_context else ""
@@ -125,9 +125,9 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
 def lower_with(
     architecture: Architecture, changes: Mapping[str, Any], num_tokens: int, deployment: Deployment
 ) -> OpGraph:
-    """Return the op graph in a deployment with `changes` to its fields.
+    """Return the op graph of `num_tokens` tokens in a deployment with `changes`, a new value for each field named.
 
-    Parties get this function, and import this module for it, which does without torch and so takes no seconds.
+    The processes of the parties import this module for this function; that is fast, because it does not import torch.
     """
     return lower(architecture, num_tokens, replace(deployment, **changes))
 
@@ -249,10 +249,10 @@ def activation_ops(architecture: Architecture, layer: Layer, rows: int) -> dict[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """New tokens generated from a prompt: first the prompt, then one token at a time with a KV cache.
+    """`new_tokens` tokens generated from a prompt of `prompt_len` tokens; costs of a workload are means per new token.
 
-    Its costs are means per new token. `deployment` is how the prompt is run. A UserError is raised if there is no new
-    token, or several in phase decode.
+    The first run reads the prompt, in the way that `deployment` states; each later run reads one token and a KV cache.
+    A UserError is raised if `new_tokens` is below 1, or above 1 in phase decode.
     """
 
     prompt_len: int
@@ -264,14 +264,14 @@ class Workload:
 
     @property
     def words(self) -> str:
-        """The prompt's length and what is not the default: `T=128, projection last, 4 new tokens`."""
+        """The prompt's length and settings that are not defaults, such as `T=128, projection last, 4 new tokens`."""
         usual, chosen = asdict(Deployment()), asdict(self.deployment)
         words = [f"{name.replace('_', ' ')} {value}" for name, value in chosen.items() if value != usual[name]]
         words += [f"{self.new_tokens} new tokens"] if self.new_tokens > 1 else []
         return ", ".join((f"T={self.prompt_len}", *words))
 
     def graphs(self, architecture: Architecture) -> list[OpGraph]:
-        """Return one op graph per new token; a UserError is raised if the tokens do not fit the context."""
+        """Return one op graph per new token. Raises UserError as `lower` does, or if the context is too short."""
         return generation(
             partial(lower, architecture),
             prompt_len=self.prompt_len,

@@ -15,8 +15,8 @@
                               over the layers; `search_spaces/forms.py` has the letters
     6xMSMWofo                 two letters more, where a layer differs from its block in norms and caps inside attention
                               and FFN
-    12xLSLRo-l                a last group of one letter is the final norm, where it is not the one that the layers
-                              imply: that of highest rank among them
+    12xLSLRo-l                a last group of one letter is the final norm, if it is not the norm that the layers imply,
+                              which is the norm of highest rank among them
 
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2 for the names.
 """
@@ -47,7 +47,7 @@ LETTERS: dict[str, Mapping[Any, str]] = {  # of a layer, in order
     "inner1": INNER_LETTERS,
     "inner2": INNER_LETTERS,
 }
-USUAL = 5  # letters of a layer whose block's own inner norms and caps are all there
+USUAL = 5  # letters of a layer that keeps all inner norms and caps of its block
 
 FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
     "": ("identity", "none"),  # first, since it names a model without any FFN: SM_i12
@@ -86,10 +86,10 @@ class Member:
 
 
 def parse(text: str, base: Architecture) -> Member:
-    """Return the model of a name, on the dimensions of `base`, whose layers are replaced.
+    """Return the model that a name describes: `base` with other layers, block and final norm, and a recipe.
 
-    Raises UserError for a name outside the grammar, `_i6` if there are fewer layers, a placement that does not tile the
-    layers, or a part that the block lacks.
+    Raises UserError for a name outside the grammar, `_i6` in a model with fewer layers, a placement whose length does
+    not divide the number of layers, or a part that the block lacks.
     """
     inner, entropy_regularised = _unwrap(text, "EReg")
     block, wrapped = base.block, False
@@ -113,9 +113,10 @@ def parse(text: str, base: Architecture) -> Member:
 
 
 def parse_deployed(text: str, base: Architecture) -> Architecture:
-    """Return the folded architecture of a placement, with as many layers as the placement lists.
+    """Return the folded architecture of a placement: the listed layers, with the dimensions of `base`.
 
-    Raises UserError for anything else, including the papers' names, which do not give the number of layers.
+    `base.layer_positions` are kept only if the placement lists as many layers as `base` has. Raises UserError for any
+    other text, such as one of the papers' names, which do not give the number of layers.
     """
     num_layers = sum(count for count, _ in _groups(_final_norm(text)[0]))
     if not num_layers:
@@ -134,7 +135,7 @@ def name_of(architecture: Architecture, *, entropy_regularised: bool = False) ->
 
 
 def placement(architecture: Architecture) -> str:
-    """Return the layer codes of an architecture, run-length encoded, and the code of its final norm if it is needed."""
+    """Return an architecture's layer codes, run-length encoded, and the code of a final norm that they do not imply."""
     words = ("".join(table[getattr(layer, kind)] for kind, table in LETTERS.items()) for layer in architecture.layers)
     words = (word[:USUAL] if word[USUAL:] == "oo" else word for word in words)
     groups = [f"{len(list(run))}x{letters}" for letters, run in groupby(words)]
@@ -149,7 +150,7 @@ def _implied_final_norm(architecture: Architecture) -> Norm:
 
 
 def _final_norm(text: str) -> tuple[str, Norm | None]:
-    """Split a name into the layers and the final norm that it states, or None."""
+    """Split a name into the layers and the final norm; the norm is None if the name states none."""
     rest, _, letter = text.rpartition("-")
     norm = next((norm for norm, its_letter in NORM_LETTERS.items() if its_letter == letter), None)
     return (rest, norm) if rest and norm else (text, None)

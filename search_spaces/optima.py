@@ -1,7 +1,7 @@
-"""The best member by a score that adds up over layers, within budgets and at every cost, by label setting.
+"""Finds the best members within budgets, overall and at every cost, by a score that adds up over layers.
 
-A label is a path from the source to a boundary, with its cost in every measure and its score. At each boundary only
-nondominated labels are kept, so every optimal path is among those of the last level.
+This is label setting. A label is a path from the source to a boundary, with its cost in every measure and its score. At
+each boundary only nondominated labels are kept, so every optimal path is among those of the last level.
 
 Source: Desrochers and Soumis 1988, "A generalized permanent labelling algorithm for the shortest path problem with time
 windows".
@@ -33,9 +33,9 @@ Index: TypeAlias = NDArray[np.intp]
 class Edges(NamedTuple):
     """The choices of one depth, one entry each, ordered by `start`.
 
-    `start` and `stop` number the boundaries before and after, within their levels. `layer` numbers the chosen layer in
-    `Stages.layers`, and `form` the layer as it is priced. `cost` is edges x measures of the budget, in steps of the
-    budget; the first depth includes the embedding, the last the head.
+    `start` and `stop` number the boundaries before and after a choice, within their levels. `layer` is the index of the
+    chosen layer in `Stages.layers`; entries with equal `form` are priced as the same layer. `cost` is edges x
+    measures, as in `FeasibleSpace.costs`; that of the first depth includes the embedding, that of the last the head.
     """
 
     start: Index
@@ -47,7 +47,7 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Stages:
-    """The choices of a space within a budget, by depth in `steps`, made by `stages_of`.
+    """The choices of a space with a budget, made by `stages_of`; `steps` has those of each depth.
 
     `layers` are all distinct layers of the space; `num_last` is the number of boundaries after the last layer.
     """
@@ -59,6 +59,7 @@ class Stages:
 
     @property
     def limit(self) -> Cost:
+        """The budget of every measure, in the units of `Edges.cost`."""
         return self.feasible.paths.limit
 
     @property
@@ -67,13 +68,13 @@ class Stages:
         return len(self.steps), len(self.layers)
 
     def numbered(self, placements: Sequence[Sequence[Layer]]) -> Index:
-        """Return placements as the numbers of their layers in `layers`: placements x depth."""
+        """Return the index in `layers` of every layer of every placement: placements x depths."""
         numbers = {layer: number for number, layer in enumerate(self.layers)}
         return np.array([[numbers[layer] for layer in layers] for layers in placements], dtype=np.intp)
 
 
 def stages_of(feasible: FeasibleSpace) -> Stages:
-    """Return the choices of a space by depth, with the costs that its budget counts (`FeasibleSpace.costs`)."""
+    """Return the choices of a space by depth, with their `FeasibleSpace.costs`."""
     levels, layers = edges_by_depth(feasible.space.graph), feasible.space.layers
     cost_of = feasible.priced.cost_of
     forms = {edge.choice: priced_layer(feasible.space, edge.choice, cost_of) for edges in levels for edge in edges}
@@ -102,9 +103,9 @@ def checked(stages: Stages, scores: Scores) -> Scores:
 
 
 def least_to_go(stages: Stages) -> list[Ints]:
-    """Return the least cost from each boundary to the sink: by level, boundaries x measures.
+    """Return the least cost from each boundary to the sink: one array of boundaries x measures per level.
 
-    Each measure is minimised separately, so that no single path need have all of them.
+    Each measure is minimised separately, so there need not be a path that has the least of all measures.
     """
     to_go = [np.zeros((stages.num_last, len(stages.limit)), dtype=np.int64)]
     for edges in reversed(stages.steps):
@@ -136,7 +137,7 @@ class Labels(NamedTuple):
 
 
 def levels_of_labels(stages: Stages, scores: Scores) -> list[Labels]:
-    """Return the labels of every level, the source's first; those of the last level are paths within the limits."""
+    """Return the labels of every level, from the source on; those of the last level are paths within the budget."""
     to_go = least_to_go(stages)
     start = np.zeros(1, dtype=np.intp)
     levels = [Labels(start, np.zeros((1, len(stages.limit)), dtype=np.int64), np.zeros(1), start - 1, start - 1)]
@@ -148,7 +149,7 @@ def levels_of_labels(stages: Stages, scores: Scores) -> list[Labels]:
 
 
 def layers_to(levels: Sequence[Labels], index: int) -> list[int]:
-    """Return the numbers of the layers that lead to label `index` of the last level, the first layer first."""
+    """Return the index in `Stages.layers` of each layer on the path of label `index` of the last level, in order."""
     layers: list[int] = []
     for labels in reversed(levels[1:]):
         layers.insert(0, int(labels.layer[index]))
@@ -203,7 +204,7 @@ def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
 
 
 def nondominated_rows(cost: Ints, score: Floats) -> Bools:
-    """Return a mask of the rows nondominated in cost (rows x measures) and score, with one of several equal rows."""
+    """Return a mask of the rows that are nondominated in cost (rows x measures) and score; of equal rows it has one."""
     points = np.column_stack([cost.astype(np.float64), score])
     varied = points[:, np.ptp(points, axis=0) > 0] if len(points) > 1 else points[:, :0]
     if varied.shape[1] > 1:
@@ -222,7 +223,7 @@ class Optimum:
     """An optimal path; a lower `score` is better.
 
     `cost` is ordered as `FeasibleSpace.costs`, but in the integer units of `priced_space`, rounded up to whole steps.
-    `latency_s` is in seconds, and 0 without a bound on latency.
+    `latency_s` is in seconds per new token; it is 0 if the budget does not bound latency.
     """
 
     layers: tuple[Layer, ...]
@@ -235,7 +236,7 @@ class Optimum:
 
 
 def best(stages: Stages, scores: Scores) -> Optimum | None:
-    """Return the optimum of least score within the budget; None if nothing is within it.
+    """Return the optimum of least score within the budget; None if no member is within the budget.
 
     A UserError is raised for scores that `checked` refuses.
     """
@@ -256,7 +257,7 @@ def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
 
 
 def member_of_optimum(stages: Stages, optimum: Optimum, *, entropy_regularised: bool | None = None) -> Member:
-    """Return the member with the layers of an optimum, by default with the first recipe of the space."""
+    """Return the member with the layers of an optimum; the recipe is by default the first of the space."""
     return member_of(stages.feasible.space, optimum.layers, entropy_regularised=entropy_regularised)
 
 

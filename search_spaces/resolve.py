@@ -11,16 +11,16 @@ from search_spaces.architecture import Architecture, load_architecture
 from search_spaces.checkpoints.checkpoint import is_checkpoint, read_checkpoint
 from search_spaces.notation import Member, parse
 
-ARCHITECTURE_FILE = "architecture.yaml"  # the file of an export that is priced
+ARCHITECTURE_FILE = "architecture.yaml"  # the file of an export that says what is priced
 
 
 def is_notation(text: str) -> bool:
-    """Return whether the text is notation, and not a .yaml file or export that exists, a factory or a checkpoint."""
+    """Return whether a text is to be parsed as notation: it names no existing file or export, factory or checkpoint."""
     return _file(text) is None and ":" not in text and not is_checkpoint(text)
 
 
 def is_checkpoint_name(text: str) -> bool:
-    """Return whether the text names a checkpoint (`is_checkpoint`), but not a folder with an architecture file."""
+    """Return whether a text can name a checkpoint (`is_checkpoint`), and is not a folder with an architecture file."""
     return _file(text) is None and is_checkpoint(text)
 
 
@@ -32,8 +32,8 @@ def is_factory(text: str) -> bool:
 def resolve(text: str, base: Architecture) -> Member:
     """Return the architecture of a .yaml file, an export's folder, a checkpoint, `module:factory` or a notation.
 
-    `base` gives the dimensions of a notation; the others have their own, with a plain recipe. A UserError is raised if
-    the text is none of these, or does not name an architecture.
+    `base` gives a notation its dimensions; all others have their own, and no entropy regularisation. A UserError is
+    raised if the text is none of these, or names a model that is no `Architecture`.
     """
     if (path := _file(text)) is not None:
         made: object = load_architecture(path)
@@ -56,9 +56,9 @@ def resolve(text: str, base: Architecture) -> Member:
 
 
 def call_factory(text: str) -> object:
-    """Return what the factory `module:factory` returns; its output is redirected to stderr.
+    """Call the factory that `module:factory` names and return its result; what it prints goes to stderr.
 
-    A UserError is raised if there is no such callable without arguments, or it raises.
+    A UserError is raised if it cannot be imported, cannot be called without arguments, or raises an exception.
     """
     module_name, _, factory_name = text.partition(":")
     try:

@@ -82,7 +82,7 @@ class Definition:
     choices: The choices of each layer.
     members: The names of all architectures of the space, without `EReg(...)`.
     constraints: Rules that exclude some architectures.
-    withheld: Layers that do not offer a bounded softmax, or eighth powers.
+    withheld: Layers that do not offer attention `bounded`, or `power8`.
     first_layers: Layers that every member begins with, whether or not they are among the choices.
     entropy_regularisation: Training recipes to search: plain (false), regularised (true) or both.
 
@@ -163,7 +163,7 @@ def _check_distinct(name: str, items: tuple[object, ...]) -> None:
 class SearchSpace:
     """A space that is ready to be searched, made by `load_space` or `build_space`.
 
-    base: The dimensions and number of layers that all members share; the layers themselves are not used.
+    base: The dimensions and number of layers that all members share; the choices of its layers do not matter.
     graph: Its source-to-sink paths are the architectures.
     completions: Number of paths from each vertex to the sink.
     """
@@ -195,7 +195,7 @@ def load_space(name_or_path: str) -> SearchSpace:
 
 @lru_cache(maxsize=8)  # takes half a second for GPT-2's space
 def build_space(definition: Definition, base: Architecture | None = None) -> SearchSpace:
-    """Build the space of a definition, on its own base or on the one that is given.
+    """Build the space of a definition, on `base` instead of the definition's base if it is given.
 
     A UserError is raised for an unknown base or member, if the space is empty, if `withheld` names layers that the base
     does not have, or if `first_layers` leave no layer to choose.
@@ -239,9 +239,9 @@ def without(space: SearchSpace, withheld: Withheld) -> SearchSpace:
 
 
 def with_first_layers(space: SearchSpace, layers: Sequence[Layer]) -> SearchSpace:
-    """Return the space of members that begin with these layers, which must be fewer than a member has.
+    """Return the space whose members all begin with these layers.
 
-    A UserError is raised if they are not, or the space lists its members.
+    A UserError is raised if a member has no more layers than these, or the space lists its members.
     """
     return build_space(replace(space.definition, first_layers=tuple(layers)), space.base)
 
@@ -272,9 +272,9 @@ def member_at(space: SearchSpace, index: int) -> Member:
 
 
 def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool | None = None) -> Member:
-    """Return the member of these layers on the base of the space, even if it is not in the space.
+    """Return the model with these layers on the base of the space, which need not be in the space.
 
-    Final norm and logit cap are those that the layers imply. The recipe is by default the first of the space.
+    Final norm and logit cap are those that the layers imply. By default the recipe is the first of the space.
     """
     recipe = space.recipes[0] if entropy_regularised is None else entropy_regularised
     final_norm = default_final_norm(layers, least_rank(space.base.block_facts))
@@ -286,14 +286,13 @@ def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularise
 def contains(space: SearchSpace, member: Member) -> bool:
     """Return whether a member is in the space.
 
-    Its layers must be a path, its recipe one of the space's, and all else, such as its final norm, as `member_of` sets
-    it.
+    Its layers must be a path, its recipe one of the space's, and its other fields those that `member_of` sets.
     """
     return path_of_member(space, member) is not None
 
 
 def path_of_member(space: SearchSpace, member: Member) -> list[Vertex] | None:
-    """Return the vertices of a member's layers, as `path_of` does; None if the member is not in the space."""
+    """Return the vertices of a member, from the source to the head; None if the member is not in the space."""
     layers, recipe = member.architecture.layers, member.entropy_regularised
     if recipe not in space.recipes or member != member_of(space, layers, entropy_regularised=recipe):
         return None
@@ -316,7 +315,7 @@ def random_below(bound: int, rng: np.random.Generator) -> int:
 
 
 def path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex]:
-    """Return the vertices of layers, source first, without the sink; a UserError is raised if there is no path."""
+    """Return the vertices of layers, from the source to the head; a UserError is raised if there is no such path."""
     path = _path_of(space, layers)
     if path is None:
         raise UserError(f"these layers are not in space {space.name!r}: {layers!r:.200}.")

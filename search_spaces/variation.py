@@ -19,10 +19,10 @@ Item = TypeVar("Item")
 def mutate(space: SearchSpace, member: Member, rng: np.random.Generator) -> Member:
     """Return another member, with one or two neighbouring layers redrawn, or with the other recipe.
 
-    The window grows as needed if the other layers allow no other choice in it, so that in a space that lists its
-    members, mutation leads to one with many equal layers. If the space has two recipes, one mutation in
-    `num_layers + 1` changes the recipe alone, and all do in a space of one architecture. In a space of one member, that
-    member is returned. A UserError is raised if the member is not in the space.
+    If the other layers allow no other choice for these, their neighbours are redrawn too, so that the result has many
+    equal layers even in a space that lists its members. If the space has two recipes, one mutation in
+    `num_layers + 1` changes the recipe alone; in a space of one architecture, every mutation does. The only member of a
+    space is returned as it is. A UserError is raised if the member is not in the space.
     """
     _check_member(space, member)
     if num_members(space) == 1:
@@ -35,10 +35,10 @@ def mutate(space: SearchSpace, member: Member, rng: np.random.Generator) -> Memb
 
 
 def crossover(space: SearchSpace, first: Member, second: Member, rng: np.random.Generator) -> Member:
-    """Replace a run of layers in `first` by those of `second`; the recipe is that of either parent.
+    """Replace a run of layers in `first` by those of `second`; the recipe is drawn from those of both parents.
 
     The layers are drawn uniformly from all distinct results in the space that differ from both parents; if there is
-    none, they are those of one parent. A UserError is raised if a parent is not in the space.
+    none, the layers of one parent are returned. A UserError is raised if a parent is not in the space.
     """
     _check_member(space, first)
     _check_member(space, second)

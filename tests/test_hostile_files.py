@@ -64,6 +64,7 @@ NODES: dict[str, Callable[[Path], object]] = {  # what is no regular file, or to
     "folder": Path.mkdir,
     "sparse terabyte": sparse,
     "link to itself": lambda path: path.symlink_to(path),
+    "link to a folder": lambda path: path.symlink_to(path.parent.parent),
 }
 YAMLS = {
     "bomb": bomb(),
@@ -223,7 +224,7 @@ def test_a_hostile_value_in_the_json_of_a_run_is_refused_in_one_line(tmp_path, c
     assert re.search(why, refused(resume, [str(run)], capfd))
 
 
-@pytest.mark.parametrize("kind", ["fifo", "endless device", "link to itself"])
+@pytest.mark.parametrize("kind", ["fifo", "endless device", "link to itself", "link to a folder"])
 @pytest.mark.parametrize("name", [".lock", "trials.csv", "plots", "report.html", "trials/a/metrics.csv"])
 def test_a_run_has_files_of_its_own(tmp_path, capfd, name, kind):
     """A pipe would hang what writes to it, and a link would lead it elsewhere."""
@@ -231,7 +232,8 @@ def test_a_run_has_files_of_its_own(tmp_path, capfd, name, kind):
     (run / name).parent.mkdir(exist_ok=True)
     NODES[kind](run / name)
     for read in (nas.status.main, nas.plot.main, resume):
-        assert re.search("run/.* must be a file of the run itself, but is a link, ", refused(read, [str(run)], capfd))
+        printed = refused(read, [str(run)], capfd)
+        assert re.search("run/.* must be a file or folder of the run itself, but is a link, ", printed)
 
 
 TOKENIZER: dict[str, Any] = {

@@ -1,1 +1,1 @@
-"""Measurements and fits of the numbers in testbeds."""
+"""Measure the numbers in testbeds, and fit them."""

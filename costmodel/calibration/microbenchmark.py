@@ -1,8 +1,7 @@
-"""The measurements behind a testbed: ops of every kind run under the engine on this machine, in series of sizes.
+"""Measure the ops of every kind, in series of sizes, under an engine on this machine, for a testbed.
 
 Every op is repeated, since other work of the machine only adds to a time. A series starts with a warm-up, which makes
-keys, first oblivious transfers and first triples. A file of timings, one line per series, lets an interrupted run
-resume.
+keys, first oblivious transfers and first triples. A file of timings lets an interrupted run resume.
 """
 
 import json
@@ -63,7 +62,8 @@ LOOKUPS = TABLES[:5]  # a lookup compares every token with every entry
 class Series:
     """An op, or one kind of op in several sizes, with the number of runs of each.
 
-    `cold` is true if every run has a session of its own, in which large memory is used for the first time.
+    weights: who holds them, all parties (`secret`) or the `server`. repeats: runs of each size. cold: whether each run
+        has a session of its own, in which large memory is used for the first time.
     """
 
     weights: Holder
@@ -73,7 +73,7 @@ class Series:
 
     @property
     def name(self) -> str:
-        """The name of its timing: the kind of op or, if there is a single size, the op itself."""
+        """The name of the series' timing: the kind of op or, for a single size, the kind and shape of the op."""
         return self.kind if len(self.sizes) > 1 else op_name(self.sizes[0], self.weights)
 
     @property
@@ -82,19 +82,19 @@ class Series:
 
     @property
     def sessions(self) -> list[list[Op]]:
-        """The ops that the engine runs in each session, in order: the warm-up, then the others."""
+        """The ops that the engine runs in each session, in order: the warm-up, then every run of the series."""
         runs = [op for op, repeats in zip(self.sizes, self.repeats, strict=False) for _ in range(repeats)]
         return [[*WARM_UP, op] for op in runs] if self.cold else [[*WARM_UP, *runs]]
 
     def by_size(self, values: Sequence[T]) -> list[Sequence[T]]:
-        """Group the values of all runs after the warm-up by size."""
+        """Group values, one for each run after the warm-up, by size."""
         ends = list(accumulate(self.repeats[: len(self.sizes)], initial=0))
         return [values[start:end] for start, end in pairwise(ends)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Seconds of the runs of a series: the warm-up (`start_s`), then every later run. `kind` is the series' name."""
+    """Seconds of a series: the warm-up (`start_s`, least of all sessions), and every run; `kind` is `Series.name`."""
 
     kind: str
     start_s: float
@@ -104,7 +104,8 @@ class Timing:
 def plan(protocol: str) -> tuple[Series, ...]:
     """Return a series for every kind of op that the protocol prices.
 
-    An op with weights has two series: with weights that are secret-shared, and with weights that the server holds.
+    An op with hidden weights has a series with weights that are secret-shared and, if the protocol allows it, a second
+    with weights that the server holds.
     """
     sizes = [_sizes(op_type, forms) for op_type in OP_TYPES for forms in _forms(op_type)]
     planned, engine = list[Series](), ENGINE_PROTOCOLS[protocol]
@@ -177,7 +178,7 @@ def measure(
 
 
 def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:
-    """Return a timing per series with the least seconds of each run over several passes of the same plan."""
+    """Return a timing per series: the least seconds of each run over several passes of the same plan."""
     return [
         Timing(
             kind=timings[0].kind,
@@ -211,14 +212,14 @@ def saved(path: Path) -> tuple[Timing, ...]:
 
 
 def check_engine(protocol: str) -> None:
-    """Check that the engine is installed and has the version of the formulas; a UserError is raised if not."""
+    """Raise UserError unless the protocol's engine is installed, in the version whose costs the formulas state."""
     check_installed(protocol)
     if protocol != CRYPTEN and (engine := f"SecretFlow-SPU {version('spu')}") != ENGINE:
         raise UserError(f"the engine must be {ENGINE}, which the formulas are of, but is {engine}; run: {INSTALL}")
 
 
 def timings_file(output: Path, protocol: str, setting: EngineSetting, num_pass: int = 1) -> Path:
-    """Return the file of the timings so far, beside the testbed to be written, for pass `num_pass` (from 1)."""
+    """Return the path for timings of pass `num_pass` (from 1), beside the testbed that is to be written, `output`."""
     threads = "" if setting.threads == 1 else f".{setting.threads}-threads"
     later = "" if num_pass == 1 else f".pass-{num_pass}"
     return output.with_suffix(f".{protocol}{threads}{later}.timings.jsonl")
@@ -233,8 +234,8 @@ def timed_run(
 ) -> list[Timing]:
     """Return the timing of every series; those in the file at `path` are not measured again.
 
-    `expected_s` estimates a series in any unit, from which the time left is reported on stderr. A StoppedError that
-    says how to resume is raised if the engine fails.
+    expected_s: estimates the time of a series, in any unit, from which the time left is reported on stderr. Raise
+    UserError as `saved` and `measure`, and StoppedError, which says how to resume, if the engine fails.
     """
     known, timings = saved(path), list[Timing]()
     console, total = Console(stderr=True, highlight=False, soft_wrap=True), len(plan)

@@ -22,7 +22,7 @@ from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, Holder
 from costmodel.report.tables import console, print_blocks, table
 
-NUM_PASSES = 2  # over all kinds of op, since a slowdown of minutes outlasts the repeats of one op
+NUM_PASSES = 2  # over all kinds of op, since a slowdown of minutes can outlast the repeats of one op
 
 # whether a protocol is slow -> width, layers and tokens of the models whose memory is measured
 MEMORY_SIZES = {

@@ -58,9 +58,9 @@ def diff(
 
 
 def changes(before: Estimate, after: Estimate) -> list[dict[str, Any]]:
-    """Return all ops whose number or cost differs, in SI units, largest saving of time first.
+    """Return a record of every op whose count or cost differs, in SI units, largest saving of time first.
 
-    Their `latency_s` and `sent_bytes` are after - before, and sum to the difference of the totals.
+    `latency_s` and `sent_bytes` are after - before, and sum to the differences of the totals.
     """
     groups: tuple[dict[Op, list[Price]], dict[Op, list[Price]]] = {}, {}
     for group, estimate in zip(groups, (before, after), strict=True):

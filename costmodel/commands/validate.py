@@ -19,7 +19,7 @@ from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 
-# Bars on the rows that were fitted; the fit bounds the bytes of the papers' own method alone.
+# Bounds of relative errors on fitted rows; the fit bounds the bytes of the papers' own method alone.
 OWN_BYTES_BAR, LATENCY_BAR = 0.005, 0.05
 NOTES = (
     "HH: the block of He and Hofmann, whose bytes have no bound in the fit",
@@ -28,9 +28,9 @@ NOTES = (
 
 
 class PrintedFigure(NamedTuple):
-    """A printed number, with the digits that are printed, beside ours.
+    """A number as a paper prints it, beside ours.
 
-    bar: Greatest relative error that passes, 0 for equality to the last printed digit; None if any error does.
+    bar: Greatest relative error that passes; 0 if only equality to the last printed digit does, None if any error does.
     """
 
     printed: str
@@ -118,7 +118,7 @@ def paper_flops(graph: OpGraph) -> tuple[int, int]:
 
 
 def rows_table(rows: Sequence[PrintedRow]) -> Table:
-    """Tabulate printed numbers, each with ours and its error where they differ."""
+    """Tabulate printed numbers, each with our number and its relative error where the two differ."""
     lines = []
     for row in rows:
         cells = []

@@ -1,4 +1,4 @@
-"""Reports a bug as one line on stderr and a file, in the run's or the cache folder, with the traceback and versions."""
+"""Reports a bug in one line on stderr, and its traceback, command and versions in a file of the run or of the cache."""
 
 import errno
 import os
@@ -51,7 +51,7 @@ def require_writable_cache() -> None:
 
 @contextmanager
 def bugs_reported(folder: Path, remedy: str = "") -> Iterator[None]:
-    """Write an unexpected exception into `folder`, and raise it as a BugError whose line ends with the remedy."""
+    """Write an unexpected exception to a file in `folder`, and raise a BugError whose line ends with the remedy."""
     try:
         yield
     except (*EXPECTED, BugError):
@@ -62,7 +62,7 @@ def bugs_reported(folder: Path, remedy: str = "") -> Iterator[None]:
 
 
 def report_bug(error: BaseException) -> str:
-    """Write an unexpected exception to the cache, or to stderr if that fails, and return the line for the user."""
+    """Write an unexpected exception to a file in the cache, or else to stderr, and return the line for the user."""
     kept = UNWRITTEN
     with suppress(UserError):  # there is no home
         name = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%fZ}-{os.getpid()}.txt"
@@ -104,7 +104,7 @@ def _report(error: BaseException | str) -> str:
 
 
 def traceback_kept(error: BaseException | str, folder: Path, name: str = TRACEBACK_FILE) -> str:
-    """Append a report of an exception or a traceback to a file, and return where it is in words, or UNWRITTEN."""
+    """Append a report on an exception or a traceback's text to a file; return where it is in words, or UNWRITTEN."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -106,8 +106,8 @@ class Parser(ArgumentParser):
     ) -> Any:
         """Parse arguments.
 
-        A UserError is raised for text that is not UTF-8, a file that `_check_config` refuses, or a null where none is
-        allowed; an ArgumentError for other faults.
+        A UserError is raised for text that is not UTF-8 or has null characters, a `--config` file that is not strict
+        YAML or has a reserved key, or a null where none is allowed; an ArgumentError for other faults.
         """
         arguments = _with_underscores(sys.argv[1:] if args is None else args)
         for argument in arguments:
@@ -144,8 +144,8 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
     """Run the command that `args` (default: the process's) name, then exit with the code that it returns (None is 0).
 
     A dict gives one subcommand per entry. prog: the command's name in its help. A command raises UserError for bad
-    input (InfeasibleError if nothing fits the budget), and StoppedError, OSError or MemoryError if it cannot go on;
-    any other exception is a bug.
+    input (InfeasibleError if nothing is within the budget), and StoppedError, OSError or MemoryError if it cannot go
+    on; any other exception is a bug.
     """
     arguments, components = list(sys.argv[1:] if args is None else args), cast(Any, commands)
     if isinstance(commands, dict) and arguments and arguments[0] in commands:
@@ -157,7 +157,7 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
 def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
     """Run an action and return its exit code; an exception is reported in one line, and SIGTERM acts like Ctrl-C.
 
-    The traceback of a bug is written to a file that the line names, unless `debug` lets the exception through.
+    The traceback of a bug is written to a file that the line names; with `debug`, the exception is raised instead.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before this process began
@@ -198,7 +198,7 @@ def _show_warning(message: Warning | str, *where: Any, **rest: Any) -> None:
 
 
 def given(parser: Parser, args: Sequence[str]) -> Namespace:
-    """Return what arguments or a `--config` file set, without defaults; exits on `--help` and `--print_config`."""
+    """Return what arguments and `--config` files set, without defaults; exit on `--help` and `--print_config`."""
     arguments = _with_underscores(args)
     parser.parse_args(arguments)
     stated: Namespace = parser.parse_args(arguments, defaults=False)

@@ -1,4 +1,4 @@
-"""The console of all commands. Control characters are shown, not sent to a terminal, whoever wrote the text."""
+"""The console of all commands: control characters in any text are shown as escapes, not sent to the terminal."""
 
 import re
 from typing import IO, Any, TextIO, cast
@@ -30,12 +30,12 @@ class VisibleStream:
 
 
 def visible_stream(stream: TextIO) -> TextIO:
-    """Return a stream that writes to another with control characters escaped."""
+    """Return a stream that writes text to `stream` with its control characters escaped."""
     return cast(TextIO, VisibleStream(stream))
 
 
 class Console(rich.console.Console):
-    """A console whose only control characters are its own."""
+    """A rich console that escapes control characters in text, but writes those of its own styles."""
 
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str(visible(text), **settings)

@@ -25,7 +25,7 @@ MOST_JSON = 256_000_000  # bytes; the tokenizer of a vocabulary of 256,000 token
 MOST_TEXT = 16_000_000_000  # bytes of a file of documents, each of which is read whole
 MOST_ROWS = 100_000_000_000  # bytes of a file of rows, which are read one by one
 MOST_WEIGHTS = 100_000_000_000  # bytes of a file of weights
-MOST_LINE = 1_000_000_000  # bytes of such a row
+MOST_LINE = 1_000_000_000  # bytes of a row
 MOST_LEVELS = 64  # lists and mappings within each other; ours have 8
 _KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 _UNSIZED = 1 << 16  # bytes that are read of a file whose size the system does not tell, as under /proc
@@ -52,7 +52,7 @@ def open_file(path: Path, most: int) -> BufferedReader:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file. A UserError is raised as by `open_file`."""
+    """Return the content of a regular file. A UserError is raised if it cannot be read or exceeds `most` bytes."""
     try:
         with open_file(path, most) as file:
             return file.read(-1 if os.fstat(file.fileno()).st_size else _UNSIZED)
@@ -61,7 +61,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """Return the text of a regular file. A UserError is raised as by `read_bytes`, or for other text than UTF-8."""
+    """Return the text of a file. A UserError is raised if it cannot be read, exceeds `most` bytes or is not UTF-8."""
     try:
         return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError:
@@ -69,12 +69,12 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_json(path: Path, rule: str = "must be JSON") -> Any:
-    """Return the plain data of a JSON file. A UserError is raised as by `read_text`, or `plain_json` with the rule."""
+    """Return the plain data of a JSON file. A UserError that names the file and `rule` is raised if it is none."""
     return plain_json(read_text(path, MOST_JSON), f"{path} {rule}")
 
 
 def plain_json(text: str | bytes, rule: str) -> Any:
-    """Return JSON as plain data; a UserError that begins with the rule is raised for other text or too deep nesting."""
+    """Return JSON as plain data; a UserError that begins with `rule` is raised for other text or too deep nesting."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -133,7 +133,7 @@ def decode(kind: type[T], data: object, where: str) -> T:
 
 
 def load_file(kind: type[T], path: Path) -> T:
-    """Return the dataclass in a YAML file; a UserError that names it is raised as by `load_mapping` and `decode`."""
+    """Return the dataclass in a YAML file; a UserError that names the file is raised if it does not hold one."""
     return decode(kind, load_mapping(path), str(path))
 
 
@@ -206,9 +206,9 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_y
 
 
 def load_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping at the top of a YAML file, which must have no anchors, aliases and merge keys.
+    """Return the mapping at the top of a YAML file, which must have no anchors, aliases or merge keys.
 
-    A UserError that names the file and the place is raised if it cannot be read or is not a plain mapping.
+    A UserError that names the file is raised if it cannot be read or does not hold such a mapping.
     """
     text = read_text(path, MOST_YAML)
     try:

@@ -1,4 +1,4 @@
-"""Parses and formats budgets and sizes with units (`5min`, `8GB`), in SI base units."""
+"""Parses text with units (`5min`, `8GB`, `1Gbps`) into numbers of SI base units, and formats such numbers."""
 
 import math
 import re
@@ -41,7 +41,7 @@ def parse_bits_per_s(text: str, subject: str) -> float:
 
 
 def parse_share(text: str, subject: str) -> float:
-    """Return a percentage above 0, at most 100%, as a fraction; a UserError for another text names `subject`."""
+    """Return a percentage above 0, at most `100%`, as a fraction; a UserError for another text names `subject`."""
     share = _parse(text, subject, {"%": 0.01}, "60%")
     if share > 1:
         raise UserError(f"{subject} must be at most 100%, all that the parent takes, but got {text!r}.")
@@ -66,7 +66,7 @@ def _parse(text: str, subject: str, units: dict[str, float], example: str, *, ze
 
 
 def format_count(count: int) -> str:
-    """Format a number: `1,048,576`, or `2.1e29` from a billion on, where digits are no longer read."""
+    """Format a number: `1,048,576`, or `2.1e29` from a billion on, where nobody reads all digits."""
     return f"{count:,}" if count < 10**9 else f"{Decimal(count):.1e}".replace("e+", "e")
 
 

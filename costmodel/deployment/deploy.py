@@ -1,4 +1,4 @@
-"""`deploy` returns the op graph of a prompt as it is run; `generation` returns those of new tokens."""
+"""`deploy` rewrites the op graph of a prompt for a deployment; `generation` returns one op graph per new token."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,17 +27,17 @@ class Deployment:
         rows: all tokens through every layer, or only the rows that the logits of the last token need; in the last
             attention layer the other tokens then only contribute keys and values.
         query_block: queries per block of attention, which reads the keys up to the block's end (default: all).
-        batch: sequences at once, of seq_len tokens each. Bytes multiply by it; messages only in products per head.
+        batch: sequences at once, of seq_len tokens each; semi2k and crypten open weights once for all of them.
         vocab_blocks: number of blocks of the vocabulary projection, such as 2, so that the engine need not cut it into
             tiles.
-        public_layers: layers whose weights all parties know, as of a public checkpoint without fine-tuning, such as
-            0-5,7 (numbers from 0, ranges, embed and head).
+        public_layers: layers whose weights all parties know, such as those of a public checkpoint without fine-tuning:
+            0-5,7 for example (numbers from 0, ranges, embed and head).
         client_layers: number of first layers that the client computes in plaintext, with the embedding; 0 for the
             embedding alone. The client has their weights.
 
     Raises:
-        UserError: If choices contradict each other, a block, batch or number of blocks is below 1, or layers are not
-            written in this form.
+        UserError: If choices contradict each other, a block, batch or number of blocks is below 1, or `public_layers`
+            is not written in this form.
     """
 
     embedding: Encoding = "one-hot"
@@ -71,9 +71,9 @@ class Deployment:
 
 
 def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None) -> OpGraph:
-    """Return the graph of a prompt as it is run.
+    """Return the op graph of a prompt, rewritten for a deployment.
 
-    `num_tokens` is the number of tokens up to and including the new one in phase decode (default: those of the graph).
+    `num_tokens` only matters in phase decode: the number of tokens including the new one (None: those of the graph).
     A UserError is raised if the graph cannot be run in this way, or lacks layers that the deployment names.
     """
     if deployment.public_layers is not None:
@@ -98,7 +98,7 @@ def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None
 
 
 def in_batch(graph: OpGraph, batch: int) -> OpGraph:
-    """Return the graph for a batch of sequences with interleaved tokens: all first tokens, then all second ones."""
+    """Return the graph for `batch` sequences with interleaved tokens: all first tokens, then all second ones."""
     rewritten = {op: op.in_batch(batch) for op in dict.fromkeys(node.op for node in graph)}
     return OpGraph(
         nodes=tuple(replace(node, op=rewritten[node.op]) for node in graph),
@@ -122,18 +122,18 @@ def generation(
     deployment: Deployment,
     context: int | None = None,
 ) -> list[OpGraph]:
-    """Return the op graph of each new token's run.
+    """Return one op graph per new token: the prompt's, then those of decoding with cached keys and values.
 
     The last new token is not read again, so it needs no place in the context.
 
     Args:
-        whole: Return the graph of a prompt of a number of tokens, before deployment.
-        prompt_len, new_tokens: Tokens of the prompt, and tokens to generate.
-        deployment: How the prompt is run.
-        context: Tokens that the model can read; None if only `whole` knows.
+        whole: Function that returns the op graph of a prompt, before deployment, given its number of tokens.
+        prompt_len, new_tokens: Number of tokens of the prompt, and number of tokens to generate.
+        deployment: How the prompt is run; later runs decode, with its other choices.
+        context: Number of tokens that the model can read; None if only `whole` checks it.
 
     Raises:
-        UserError: As by `check_new_tokens` and `deploy`, or if the tokens do not fit the context.
+        UserError: As by `check_new_tokens`, `whole` and `deploy`, or if the tokens do not fit the context.
     """
     check_new_tokens(new_tokens, deployment)
     longest = prompt_len + new_tokens - 1

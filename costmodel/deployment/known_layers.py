@@ -1,7 +1,7 @@
-"""Layers whose weights others than the server know: public ones, and the first ones, which the client computes.
+"""Layers whose weights not only the server knows: public layers, and first layers that the client computes.
 
-Public layers are, for example, those of a public checkpoint without fine-tuning. The client computes its layers in
-plaintext and shares the resulting hidden states.
+Public layers are, for example, those of a public checkpoint without fine-tuning. The client computes the first layers
+in plaintext and shares the resulting hidden states.
 """
 
 import re
@@ -16,7 +16,7 @@ LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
 def public_layers(text: str) -> frozenset[LayerId]:
-    """Return the layers of `0-5,7,embed`: numbers from 0, inclusive ranges, `embed` and `head`.
+    """Parse layers such as `0-5,7,embed`: numbers from 0, inclusive ranges, `embed` and `head`, with commas between.
 
     A UserError is raised for any other text.
     """
@@ -34,7 +34,7 @@ def public_layers(text: str) -> frozenset[LayerId]:
 
 
 def with_public_layers(graph: OpGraph, layers: frozenset[LayerId]) -> OpGraph:
-    """Return the graph with all weights of these layers public; a UserError is raised if the model lacks a layer."""
+    """Return the graph with all weights of `layers` public; a UserError is raised if the graph lacks one of them."""
     last = _last_layer(graph)
     if missing := layers - {node.layer for node in graph} - {*range(last)}:  # a layer in between may have no ops left
         raise UserError(
@@ -52,16 +52,16 @@ def _last_layer(graph: OpGraph) -> int:
 
 
 class Halves(NamedTuple):
-    """A graph cut in two: the last node of `client` gives the hidden states, which `private` reads as an input."""
+    """An op graph cut in two: the last node of `client` gives the hidden states that `private` reads as an input."""
 
     client: OpGraph
     private: OpGraph
 
 
 def halves(graph: OpGraph, num_layers: int) -> Halves:
-    """Cut the graph after its embedding and `num_layers` layers.
+    """Cut the graph after its embedding and its first `num_layers` layers.
 
-    A UserError is raised if the graph does not have so many layers, or the rest reads more than one tensor of them.
+    A UserError is raised unless the graph has `num_layers` layers and its rest reads only one tensor of this part.
     """
     most = 1 + _last_layer(graph)
     if not 0 <= num_layers <= most:

@@ -1,14 +1,14 @@
 """Rewrites of op graphs: attention in blocks of queries, the vocabulary in blocks of entries, the last token alone.
 
 Without blocks a secret-shared engine computes the whole square of scores, of which a causal mask uses half; a block of
-queries only needs the keys up to its own end. The engine cuts a product whose factors are larger than
-`op_programs.TILE_BYTES` along rows and columns, and opens a factor again for every cut of the other one; a block of
-entries that fits whole is opened once.
+queries only needs the keys up to its own end. If the factors of a product exceed `op_programs.TILE_BYTES`, the engine
+cuts the product into tiles, and opens a part of a factor again for every tile that needs it; the vocabulary's entries
+are opened once in blocks that need no tiles.
 
 For the last token alone, ops are followed back from the logits: a row-wise op needs the last row of its inputs;
 attention needs the last row of queries, but all keys and values. In phase decode the keys and values of earlier tokens
-are cached, so that only the last token is embedded. In other phases a value that some op needs whole is computed whole,
-and its last row taken; all tokens are embedded, since they are the client's input.
+are cached, so that only the last token is embedded. In phase prefill, a value of which some op needs all rows is
+computed for all, and other ops take its last row; all tokens are embedded, since they are the client's input.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from costmodel.ops import Input, Node, OnRows, OnScores, Op, OpGraph, output_sha
 
 
 class Attention(NamedTuple):
-    """One attention: its ops from scores to mix, and the names of what they read: queries and keys, and values."""
+    """The nodes of one attention from scores to mix, and its inputs' names: packed queries and keys, and values."""
 
     nodes: tuple[Node, ...]
     packed: str
@@ -38,7 +38,7 @@ class Attention(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Features of the values of one token; queries and keys are taken to have as many."""
+        """Number of features of one token's values; its queries and its keys have as many."""
         assert isinstance(self.mix.op, ops.AttentionMix)
         return self.mix.op.heads * self.mix.op.head_dim
 
@@ -54,7 +54,7 @@ class Attention(NamedTuple):
 
 
 def attentions(graph: OpGraph) -> Iterator[Attention]:
-    """Yield every attention of a prompt to its own tokens, but none against a cache."""
+    """Yield every attention in which a prompt attends to its own tokens; those that read cached keys are left out."""
     by_name = {node.name: node for node in graph}
     for node in graph:
         if isinstance(node.op, ops.AttentionMix):
@@ -71,9 +71,9 @@ def inside(graph: OpGraph) -> dict[str, Attention]:
 
 
 def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
-    """Return an op of an attention for the first `keys` keys and the last `queries` of their queries.
+    """Return one of an attention's ops for the first `keys` tokens as keys and the last `queries` of them as queries.
 
-    An element-wise op on scores, such as a cap, has heads x queries rows of `keys` features.
+    An element-wise op on scores, such as a cap, takes them as heads x queries rows of `keys` features.
     """
     if isinstance(op, OnScores):
         return replace(op, queries=queries, keys=keys)
@@ -85,8 +85,8 @@ def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
 def keys_and_values(attention: Attention, *, rows: int, past_len: int = 0) -> tuple[list[Node], list[Input]]:
     """Return nodes that append keys and values of `rows` new tokens to those of `past_len` earlier ones, and inputs.
 
-    Keys come first and values last; if queries, keys and values are packed, one node holds both. The inputs are what
-    the graph then reads, the earlier keys and values for each node; there are none if `past_len` is 0.
+    The first node holds the keys and the last one the values; if queries, keys and values are packed, there is only one
+    node. Each node has a graph input with the earlier tokens' keys or values; there are no inputs if `past_len` is 0.
     """
     scores, width = attention.scores, attention.width
     kept = [("keys", attention.packed, width), ("values", attention.values, width)]
@@ -104,9 +104,9 @@ def keys_and_values(attention: Attention, *, rows: int, past_len: int = 0) -> tu
 
 
 def in_query_blocks(graph: OpGraph, size: int) -> OpGraph:
-    """Return the graph with every causal attention of more than `size` queries in blocks; the last may be smaller.
+    """Return the graph with every causal attention of more than `size` queries in blocks of `size` or fewer queries.
 
-    The ops of a block are named `NAME@FIRST`, FIRST being its first query; the op that joins them has the mix's name.
+    The ops of a block are named `NAME@FIRST`, FIRST being its first query; the op that joins blocks has the mix's name.
     """
     mixes = {
         attention.mix.name: attention
@@ -150,10 +150,10 @@ def _query_blocks(attention: Attention, size: int) -> Iterator[Node]:
 
 
 def in_vocab_blocks(graph: OpGraph, num_blocks: int) -> OpGraph:
-    """Return the graph with its vocabulary projection in at most `num_blocks` blocks of one size, but for the last.
+    """Return the graph with its vocabulary projection in at most `num_blocks` blocks, all but the last of one size.
 
-    Blocks are named `NAME@FIRST`, FIRST being the first entry, and joined under NAME. A UserError is raised if there is
-    no projection, or one with fewer entries than blocks.
+    Blocks are named `NAME@FIRST`, with the number of their first entry, and joined under NAME. A UserError is raised if
+    there is no projection, or one with fewer entries than `num_blocks`.
     """
     projections = [node.op for node in graph if isinstance(node.op, ops.VocabProjection)]
     if not projections or min(op.vocab for op in projections) < num_blocks:
@@ -176,10 +176,10 @@ def _vocab_blocks(node: Node, num_blocks: int) -> Iterator[Node]:
 
 
 def decode_step(graph: OpGraph, num_tokens: int | None = None) -> OpGraph:
-    """Return the graph for the last token of a prompt, given cached keys and values of the others.
+    """Return the graph for the last token of a prompt, with the keys and values of earlier tokens as inputs.
 
-    `num_tokens` includes that token (default: those of the graph). A UserError is raised for attention to later tokens,
-    or an op that mixes tokens in another way.
+    `num_tokens` includes the last token (None: as many as in the graph). A UserError is raised for attention to later
+    tokens, or an op other than attention that mixes tokens.
     """
     num_tokens = _prompt_len(graph) if num_tokens is None else num_tokens
     if num_tokens == 1:
@@ -194,9 +194,9 @@ def decode_step(graph: OpGraph, num_tokens: int | None = None) -> OpGraph:
 
 
 def for_last_row(graph: OpGraph, *, through_layers: bool) -> OpGraph:
-    """Return the graph with the logits of the last token alone, or as it is if its last op has only one row.
+    """Return the graph with the logits of the last token alone, or unchanged if it does not give logits per token.
 
-    With `through_layers`, layers omit unneeded rows too; otherwise only the ops after them.
+    With `through_layers`, the layers also omit rows that are not needed; otherwise only the ops after the layers do.
     """
     num_tokens = _prompt_len(graph)
     last = graph.nodes[-1].op

@@ -1,1 +1,1 @@
-"""Runs of op graphs by real engines, SecretFlow-SPU, CrypTen and a CKKS library, with measured costs; see `spu`."""
+"""Run op graphs under SecretFlow-SPU, CrypTen or a CKKS library, and measure their costs; start with `spu`."""

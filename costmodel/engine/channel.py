@@ -1,8 +1,8 @@
-"""Channels between parties, besides the engine's own link: frames of a JSON header and bytes, over stream sockets.
+"""Channels between two parties, over stream sockets, beside the link that SecretFlow-SPU opens itself.
 
-They carry programs, shares and results, each between the two parties concerned; under CrypTen, also the numbers that
-ops open and the masks that the dealer sends. A channel that ends without a farewell means that the peer is gone, which
-SecretFlow-SPU itself would notice only minutes later.
+A message, here a *frame*, is a JSON header with blobs of bytes. Channels carry programs, shares and results; under
+CrypTen, also the numbers that ops open and the masks that the dealer sends. If a channel closes before the peer has
+sent its farewell, the peer is gone, which SecretFlow-SPU itself would notice only minutes later.
 """
 
 import json
@@ -25,10 +25,10 @@ MAX_HEADER_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
 # A silent peer is probed after 3 s, then every 2 s, and given up after 3 unanswered probes: its machine may be gone.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-UNACKNOWLEDGED_MS = 9_000  # likewise, for data that was sent
+UNACKNOWLEDGED_MS = 9_000  # a peer that does not acknowledge data for so long is given up
 LEAVE, FAREWELL = "leave", "farewell"  # what the client tells the others, and the last frame of every party
 ALIVE = "alive"  # a frame that every party sends again and again, and no party reads
-BEAT_S = 0.5  # time between two of these
+BEAT_S = 0.5  # time between two such frames
 JOINED_BYTES = 1 << 16  # a frame of up to this size is copied into one piece and sent at once
 TLS_PIECE_BYTES = 1 << 16  # what one call encrypts
 PIECE_BYTES = 1 << 20  # memory for a blob grows from this size as its bytes come
@@ -46,8 +46,9 @@ def hear_callers(
 ) -> None:
     """Accept connections, and call `hear` for each in a thread, until the server is closed and `is_open` returns false.
 
-    hear: called with a connection and the queue of those that have not yet said who they are, from which it removes its
-        own. If the queue has more than `most` connections, the one that has waited longest is shut down.
+    hear: called with a connection and the queue of connections whose callers have not yet said who they are; it must
+        remove its own connection from the queue.
+    most: connections that the queue may hold; beyond it, the connection that has waited longest is shut down.
     """
     waiting = deque[socket.socket]()
     while is_open():
@@ -71,21 +72,21 @@ class Frame(NamedTuple):
 
 
 class GoneError(ConnectionError):
-    """The peer has left, or a frame did not come or go through in time."""
+    """The peer has left, or a frame was not received or delivered in time."""
 
 
 class BrokenError(GoneError):
-    """The peer is silent, or sends something that is not a frame or is too large; the text says which."""
+    """The peer was silent for too long, or sent a frame that is not valid or too large; the text says which."""
 
 
 class RefusedError(GoneError):
-    """The peer does not accept our certificate."""
+    """The peer does not accept this party's TLS certificate."""
 
 
 class Sealed:
     """A TLS connection that one thread may read while another writes, which `ssl.SSLSocket` by itself does not allow.
 
-    It has those methods of sockets that channels and relays use; `recv_into` never waits.
+    It has the socket methods that channels and relays use. Unlike a socket's, its `recv_into` never waits.
     """
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
@@ -99,14 +100,14 @@ class Sealed:
         return self._connection.family
 
     def shutdown(self, how: int) -> None:
-        """Shut down the TCP connection alone, unlike `ssl.SSLSocket`: after SHUT_WR, what comes is still decrypted."""
+        """Shut down TCP but not TLS, unlike `ssl.SSLSocket`: what arrives after SHUT_WR is still decrypted."""
         super(ssl.SSLSocket, self._connection).shutdown(how)
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int:
         """Receive the bytes that have come, and return their number: 0 if the peer has ended the connection.
 
-        Raise BlockingIOError if none have come, RefusedError if the peer does not accept our certificate, and GoneError
-        for other errors of TLS.
+        Raise BlockingIOError if none have come, RefusedError if the peer sends a TLS alert (as when it does not accept
+        this party's certificate), and GoneError for other errors of TLS.
         """
         try:
             with self._lock:
@@ -117,7 +118,7 @@ class Sealed:
             raise (RefusedError if "ALERT" in (error.reason or "") else GoneError)(str(error)) from None
 
     def recv(self, num_bytes: int) -> bytes:
-        """Wait for some bytes and return them; none once the peer has ended."""
+        """Wait for bytes and return at most `num_bytes` of them; none once the peer has ended the connection."""
         buffer = bytearray(num_bytes)
         while True:
             try:
@@ -153,7 +154,7 @@ Connection: TypeAlias = socket.socket | Sealed
 
 
 class Channel:
-    """One end of a connection. `sent_bytes` counts the frames of `send` so far, headers included.
+    """One end of a connection. `sent_bytes` counts the bytes of all frames that `send` sent, headers included.
 
     max_blob_bytes: the most bytes that all blobs of a received frame may have together.
     """
@@ -168,7 +169,7 @@ class Channel:
         self._sending, self._has_parted = Lock(), False
 
     def send(self, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
-        """Send a frame. Raise GoneError if the peer does not receive it."""
+        """Send a frame. Raise GoneError if it cannot be sent."""
         head = json.dumps({**header, "sizes": [len(blob) for blob in blobs]}).encode()
         parts, size = [_LENGTH.pack(len(head)), head, *blobs], _LENGTH.size + len(head) + sum(map(len, blobs))
         with self._sending:
@@ -181,17 +182,17 @@ class Channel:
             self.sent_bytes += size
 
     def beat(self) -> None:
-        """Tell the peer that this party is alive, unless it said farewell. Raise OSError if the peer is gone."""
+        """Tell the peer that this party is alive, unless a farewell was sent. Raise OSError if the peer is gone."""
         head = json.dumps({"kind": ALIVE, "sizes": []}).encode()
         with self._sending:
             if not self._has_parted:
                 self._connection.sendall(_LENGTH.pack(len(head)) + head)
 
     def receive(self, *, until_s: float = math.inf, idle_s: float = math.inf) -> Frame:
-        """Return the next frame, except those that only say that the peer is alive.
+        """Return the next frame. Frames that say only that the peer is alive are skipped.
 
-        Raise GoneError if none has come by the time `until_s` of the monotonic clock, or the peer has left; BrokenError
-        if no byte comes for `idle_s` seconds, or what comes is not a frame or has more than `max_blob_bytes`.
+        Raise GoneError if no frame has come by the time `until_s` of the monotonic clock, or the peer has left;
+        BrokenError if no byte comes for `idle_s` seconds, or what comes is not a frame or has too many bytes.
         """
         try:
             while True:
@@ -247,9 +248,9 @@ class Channel:
 class Peers:
     """The other parties, as one party sees them: `channels` by rank, each read by its own thread as frames come.
 
-    So no party waits for a peer that is gone. `on_gone` is called at once, in that thread, with the rank and the reason
-    if a peer left without a farewell, was silent for `idle_s` seconds, or sent something that is not a frame.
-    Other threads tell every peer that this party is alive, while `is_awake` says so.
+    So no party waits for a peer that is gone. If a peer leaves without a farewell, is silent for `idle_s` seconds, or
+    sends something that is not a frame, its thread calls `on_gone` at once, with the peer's rank and the reason. Other
+    threads tell every peer that this party is alive, as long as `is_awake()` is true.
     """
 
     def __init__(
@@ -277,21 +278,21 @@ class Peers:
         return iter(sorted(self.channels))
 
     def send(self, rank: int, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
-        """Send a frame to one peer; if that peer is gone, its reader reports it."""
+        """Send a frame to one peer. If that peer is gone, nothing is raised, since `on_gone` reports it."""
         with suppress(GoneError):
             self.channels[rank].send(header, blobs)
 
     def send_all(self, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
-        """Send the same header to every peer."""
+        """Send the same frame to every peer."""
         for rank in self:
             self.send(rank, header, blobs)
 
     def receive(self, rank: int) -> Frame:
-        """Wait for the next frame of a peer, and return it."""
+        """Wait for the next frame of a peer, for as long as it takes, and return it."""
         return self._frames[rank].get()
 
     def close(self) -> None:
-        """Close the channels once all peers have said farewell; to close earlier could cut off what they still read."""
+        """Wait until every peer has said farewell, then close the channels; earlier, a peer might still be reading."""
         for reader in self._readers:
             reader.join()
         self._is_over.set()

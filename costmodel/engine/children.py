@@ -1,7 +1,7 @@
-"""Child processes that run the engine, one per party: started or reused, told what to do, and ended.
+"""Start, reuse, command and end child processes that run the engine, one per party.
 
-What is secret goes through a socket, which is the child's standard input. The disk has a folder for sockets and masks,
-which the parent deletes, or the child if the parent has been killed, and two files without a name.
+Secrets reach a child through a socket, its standard input. On disk it has two files without a name (its output, and the
+op that it runs) and a folder for sockets and masks, which the parent deletes, or the child if the parent was killed.
 """
 
 import os
@@ -55,7 +55,7 @@ def read_all(file: int, start: int = 0) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """The name of the op that a party runs, in a file that its parent process also reads; empty if it runs none."""
+    """The name of the op that a party runs (empty for none), in a file (an open descriptor) that its parent reads."""
 
     file: int
 
@@ -64,7 +64,7 @@ class Progress:
 
     @property
     def at(self) -> str:
-        """The op that runs, or ran when the process ended, in words; empty if it is unknown."""
+        """The op that runs, or ran when the process ended, such as ` in op 'embed'`; empty if none is known."""
         op = os.pread(self.file, MOST_NAME, 0).rstrip(b"\0").decode(errors="replace")
         return f" in op {op!r}" if op else ""
 
@@ -73,7 +73,7 @@ class Progress:
 class Child:
     """A child process. `channel` leads to it, `ending` ends it, and `is_free` says whether it waits for a job.
 
-    `output` is the file with its output, and `commands` are frames that are still to be sent to it.
+    output: descriptor of the file with its output. commands: frames that are still to be sent to it.
     """
 
     process: subprocess.Popen[bytes]
@@ -91,11 +91,11 @@ class Child:
 
     @property
     def log(self) -> str:
-        """Output since its job began."""
+        """The output of the child since its job began."""
         return read_all(self.output).decode(errors="replace")
 
     def begin(self, assignment: object, weights: object) -> None:
-        """Begin a job, with the weights that the party shares, or None."""
+        """Begin a job with a party's assignment, and the weights that this party shares (None if it has none)."""
         shutil.rmtree(self.job_folder, ignore_errors=True)
         self.job_folder.mkdir()
         os.truncate(self.output, 0)
@@ -105,7 +105,7 @@ class Child:
         self.tell("begin", assignment, weights)
 
     def tell(self, kind: str, *contents: object, **header: Any) -> None:
-        """Queue a command, without waiting for a child that is stopped; a child that has ended is noticed elsewhere."""
+        """Queue a command with pickled contents. Never wait or fail, even if the child is stopped or has ended."""
         self.commands.put(({"kind": kind, **header}, list(map(pickle.dumps, contents))))
 
 
@@ -113,7 +113,7 @@ class Child:
 def kept_children() -> Iterator[None]:
     """Within the block, reuse children that finished a job, so that not every job has to import the engine.
 
-    In a nested block, children belong to the outer one.
+    A nested block changes nothing: its children belong to the outer block.
     """
     if _idle.get() is not None:
         yield
@@ -131,7 +131,7 @@ def kept_children() -> Iterator[None]:
 
 @contextmanager
 def own_children() -> Iterator[None]:
-    """Within the block, start a new process for every job, which ends with it, even inside `kept_children`."""
+    """Within the block, start a new process for every job, and end it with the job, even inside `kept_children`."""
     token = _idle.set(None)
     try:
         yield
@@ -141,7 +141,7 @@ def own_children() -> Iterator[None]:
 
 @contextmanager
 def child_of(threads: int) -> Iterator[Child]:
-    """Yield a child for a job; it ends with the block, unless it is free again and children are kept."""
+    """Yield a child for a job. It ends with the block, unless its job is done and `kept_children` keeps it."""
     idle = _idle.get()
     waiting = [] if idle is None else idle.setdefault(threads, [])
     while waiting and waiting[-1].process.poll() is not None:
@@ -196,7 +196,7 @@ def _send(commands: Told, channel: Channel) -> None:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return the environment of a child: limits of threads and memory, and where this process imports modules from."""
+    """Return a child's environment variables: thread limit, glibc's `malloc`, and this process's import path."""
     return os.environ | {
         THREAD_LIMIT: str(threads),
         TUNABLES: ":".join(filter(None, (*KEPT_MEMORY, os.environ.get(TUNABLES)))),
@@ -205,7 +205,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def commands_of_parent(channel: Channel, folder: Path) -> Commands:
-    """Return a queue of the parent's commands. The process ends with its parent, and deletes its folder."""
+    """Return a queue of the parent's commands, filled by a thread, which calls `end` when the parent is gone."""
     commands: Commands = SimpleQueue()
 
     def read() -> None:
@@ -219,21 +219,21 @@ def commands_of_parent(channel: Channel, folder: Path) -> Commands:
 
 
 def end(folder: Path, status: int) -> NoReturn:
-    """Delete the folder of this process, even if its parent was killed, and end it."""
+    """Delete the folder of this process, and end the process with the exit status `status`."""
     for _ in range(10):  # the engine may still write to it
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(status)
 
 
 def parent_is_awake() -> bool:
-    """Return whether the parent is not stopped, as by Ctrl-Z, as far as the system tells."""
+    """Return whether the parent is running, not stopped as by Ctrl-Z; true if the system does not tell."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[0] not in "Tt"
     return True
 
 
 def last_words(log: str) -> str:
-    """Return the line of a log that reports an error, or else its last line that is not part of the profile."""
+    """Return the last line of a log that reports an error, or else its last without `[info]`: up to 300 characters."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and "[info]" not in line]
     errors = [line for line in lines if re.search(r"Enforce fail|Error\b|error:", line)]
     return f"{(errors or lines or ['no output'])[-1]:.300}"

@@ -1,12 +1,12 @@
-"""CKKS by a library on the CPU, on one thread: a model's run, and the times of primitives by level, as a testbed.
+"""Run a model under CKKS with a library, on one CPU thread, and measure the library's primitives for a testbed.
 
-The library is DESILO's, by DESILO Inc. (https://desilo.ai): under Python 3.11 the wheels of others do not import. Its
-rings with a bootstrap have N = 2^16 and 128 bits of security, with keys of 5 GB. In smaller rings, which it has for
-fewer levels, a bootstrap is decrypted and encrypted by the holder of the secret key: for tests of counts and results.
+The library is by DESILO Inc. (https://desilo.ai); wheels of others do not import under Python 3.11. Its ring with
+bootstraps has N = 2^16, 128 bits of security and keys of 5 GB. Its smaller rings have none: there the holder of the
+secret key decrypts and encrypts again in place of a bootstrap, which is for tests of counts and results.
 
-The server folds public ranges, of a run in the clear, into its plaintexts: the greatest score, and the sums of a row.
-Every call is counted and timed by primitive; seconds are of the CPU, so that other programs hardly count. Primitives
-are measured before and after a run, and the faster ones predict it.
+A run in plaintext gives the ranges of scores and of their sums over a row, which the server multiplies into its
+plaintexts. Primitives are counted and timed in seconds of the CPU, so that other programs hardly disturb them. They are
+also measured alone, before and after a run; the smaller time of each predicts the run.
 """
 
 import importlib
@@ -55,10 +55,10 @@ def load_library() -> Any:
 
 
 class Library(Machine):
-    """The machine of steps, under a key pair of its own; `counts` and `seconds` (of CPU) are by primitive.
+    """A machine that runs `ckks_steps` under its own key pair; `counts` and `seconds` (of CPU) are by primitive.
 
-    A value is a list of ciphertexts; a shorter list is used again for every set. levels: levels of a fresh or
-    bootstrapped ciphertext. is_bootstrapped: whether bootstraps are real. plaintexts: those of the step that runs.
+    A value is a list of ciphertexts. levels: levels of a fresh or bootstrapped ciphertext; with real bootstraps
+    (`is_bootstrapped`), the library sets them. plaintexts: the server's for the step that runs.
     """
 
     def __init__(self, levels: int, *, is_bootstrapped: bool) -> None:
@@ -94,7 +94,7 @@ class Library(Machine):
         return _turned(np.asarray(self.engine.decrypt(part, self.secret_key)).real)
 
     def bootstrapped(self, value: Value) -> Value:
-        """Return the value at the highest level; its slots must be from -1 to 1."""
+        """Return a value at the highest level; the numbers in its slots must be from -1 to 1."""
         if self.is_bootstrapped:
             return self._timed("bootstrap", self.engine.bootstrap, self.lowered(value, 0), *self.bootstrap_keys)
         return self._timed("bootstrap", lambda part: self.encrypted(self.decrypted(part)), value)
@@ -107,7 +107,7 @@ class Library(Machine):
         return [self.lowered(value, level) for value in values]
 
     def rotation(self, value: Value, left: int) -> Value:
-        """Rotate by a power of two, to the left or, with a key of its own, to the right."""
+        """Rotate slots by a power of two: to the left, or to the right (with another key) if `left` is negative."""
         if left > 0:
             return self._timed("rotation", self.engine.roll, value, self.rotations, left)
         if left not in self.right:
@@ -115,7 +115,10 @@ class Library(Machine):
         return self._timed("rotation", self.engine.rotate, value, self.right[left])
 
     def plain(self, value: Value, slots: Any, into: int = 0) -> Value:
-        """Encode and multiply plaintexts; the caller rescales. into: ciphertexts that the products are added up to."""
+        """Multiply ciphertexts by plaintexts (see `_slots`), without rescaling.
+
+        into: number of ciphertexts that the products are added up to; 0 for none, one product for each ciphertext.
+        """
         if into:
             of = getattr(self.plaintexts, slots[0])(*slots[1:])
             rows = [self.plain(value, [of(row, at) for at in range(len(value))]) for row in range(into)]
@@ -156,7 +159,7 @@ def _turned(slots: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CkksComparison:
-    """Counts and seconds by primitive; `saved` are bootstraps that a placement over the whole graph would save."""
+    """Counts and CPU seconds by primitive; `saved` are bootstraps that placing all layers at once would save."""
 
     predicted: Mapping[str, int]
     measured: Mapping[str, int]
@@ -171,7 +174,10 @@ class CkksComparison:
 
 
 def compare(graph: OpGraph, library: Library, weights: Weights | None = None) -> CkksComparison:
-    """Run an op graph under the library; a UserError is raised for a step or numbers that it cannot run."""
+    """Run an op graph on drawn tokens under the library, and compare it with the prediction and with plaintext.
+
+    weights: as for `interpreter.execute`; drawn if None. Raise UserError for steps or numbers that the library lacks.
+    """
     placed = placed_by_layer(graph.nodes, library.slots, library.levels)
     generator = np.random.default_rng(SEED)
     drawn, tokens = drawn_weights(graph, generator), drawn_tokens(graph, generator)
@@ -200,9 +206,9 @@ def compare(graph: OpGraph, library: Library, weights: Weights | None = None) ->
 
 
 def measured_times(library: Library, bootstrap_s: float | None = None) -> CkksTestbed:
-    """Return a testbed: the fastest of two runs of each primitive, at levels from 1 to the highest.
+    """Return a testbed: seconds of the faster of two runs of each primitive, at five levels from 1 to the highest.
 
-    bootstrap_s: seconds of a bootstrap, if known; measuring it takes minutes.
+    bootstrap_s: seconds of a bootstrap; None to measure one, which takes minutes.
     """
     slots = np.random.default_rng(SEED).uniform(-1, 1, library.slots)
     levels = sorted({round(level) for level in np.linspace(1, library.levels, NUM_LEVELS)})
@@ -271,7 +277,7 @@ def _run(placement: Placement, library: Library, server: "Plaintexts", inputs: M
 
 
 def packed(matrix: Array, packing: Packing) -> list[Array]:
-    """Return the slots of each ciphertext of tokens x width, column after column, repeated until they are full."""
+    """Return the slots of each ciphertext of a matrix (tokens x width): its columns in order, repeated to fill them."""
     num_tokens, width = matrix.shape
     num, period = packing.num(width), packing.period(width)
     padded = np.zeros((packing.tokens, num * period))
@@ -281,7 +287,7 @@ def packed(matrix: Array, packing: Packing) -> list[Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plaintexts:
-    """Masks, weights and biases of the server in a step, by method, as programs name them; `clear` are all outputs."""
+    """The server's plaintexts in a step; a program names a method here and its arguments. `clear` has all outputs."""
 
     graph: OpGraph
     weights: Weights
@@ -290,7 +296,11 @@ class Plaintexts:
     step: Step
 
     def diagonals(self, part: int, first: int) -> Callable[[int, int], Array]:
-        """Return a function from an output and an input (`baby steps` x the ciphertexts of a row) to its slots."""
+        """Return a function that gives the slots by which input `at` is multiplied for output ciphertext `row`.
+
+        part: part of the linear's output, such as 0 for queries. first: rotation of the giant step, in columns. Inputs
+        are the ciphertexts of a row at each baby step, one step after another.
+        """
         table, columns = self._table(part)[:-1], self.packing.columns
         (in_width, width), at_columns = table.shape, np.arange(columns)
         num, period = self.packing.num(in_width), self.packing.period
@@ -321,7 +331,7 @@ class Plaintexts:
         return next(node.op.head_dim for node in self.graph if isinstance(node.op, ops.AttentionScores))
 
     def added(self) -> list[Array]:
-        """Return what the step's op adds (positions, a shift, minus a bound, or 1 for a lone key), by ciphertext."""
+        """Return what the op adds to each ciphertext: positions, a shift, or minus a bound (1 for a lone key)."""
         op: Any = self.step.node.op
         if isinstance(op, ops.Square):
             return packed(np.full(op.output_shape, op.shift), self.packing)
@@ -337,7 +347,7 @@ class Plaintexts:
         return [part for matrix in by_set for part in packed(matrix, self.packing)]
 
     def angles(self, which: int) -> list[Array]:
-        """Return cosines (0), or the sines in the slots of a head's first half (1) or second half (2), 0 elsewhere."""
+        """Return cosines (0), minus sines in the slots of a head's first half (1), or sines in its second half (2)."""
         op: Any = self.step.node.op
         num_heads, output = op.heads + 2 * (op.key_heads or op.heads), self.step.output
         is_first = np.arange(num_heads * self._window) % self._window < op.rotary_dim // 2
@@ -361,16 +371,16 @@ class Plaintexts:
         return np.outer(np.arange(self.packing.columns) % self._window == 0, seen * factor).reshape(-1)
 
     def row(self) -> list[Array]:
-        """Return factors that scale the sums of a row to at most 1."""
+        """Return factors, by ciphertext, that scale the sums of rows of scores to at most 1."""
         return [self._first(0, 1 / self._sums[1]) * (1 - unused) for unused in self.no_row()]
 
     def no_row(self) -> list[Array]:
-        """Return 1 in every slot without a row, since the inverse of those slots is taken too, else 0."""
+        """Return 1 in slots without a row, since their inverse is taken too, and 0 in others."""
         num_heads, num_queries, _ = self.step.node.op.output_shape
         return [1 - used for used in packed(np.ones((num_queries, num_heads * self._window)), self.packing)]
 
     def least_sum(self) -> float:
-        """Return least sum / greatest sum: inverses of scaled sums, times this, are at most 1."""
+        """Return the least over the greatest sum of a row; inverses of scaled sums, times this, are at most 1."""
         return self._sums[0] / self._sums[1]
 
     @property

@@ -1,4 +1,4 @@
-"""`compare`: the costs that a protocol's formulas predict for an op graph, next to costs measured under the engine.
+"""Compare the costs that a protocol's formulas predict for an op graph with costs measured under its engine.
 
 The graph runs twice on the same weights and tokens, in plaintext and under the engine, so that costs and logits are
 checked together.
@@ -29,14 +29,14 @@ ABOUT_ZERO = ("bias", "slope")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Predicted and measured costs of a graph, op by op, and how far its logits are from plaintext ones.
+    """Predicted and measured costs of a graph, op by op, and how far its logits are from those in plaintext.
 
     logits_max_abs_error: largest absolute error over all tokens and the vocabulary.
     top1_agreement: share of tokens, 0 to 1, with the same most likely entry of the vocabulary.
     by_op: every node with its predicted and its measured cost.
     predicted_s: seconds of every op on the testbed, with start-up in the embedding; None if the testbed was measured in
-        another setting. range_s: lowest and highest sum of them, given the errors of the fit; None likewise.
-    testbed: file of the testbed; None for the committed one.
+        another setting. range_s: lowest and highest total seconds, given the errors of the fit; None if `predicted_s`
+        is. testbed: file of the testbed; None for the committed one.
     rounds: measured rounds; None if they were not asked for.
     memory: predicted peaks; None if the memory testbed does not cover this setting. peak_bytes: measured peak of each
         party's process; None where it is unknown.
@@ -68,8 +68,8 @@ class Comparison:
 def predict(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[Comm, ...]:
     """Return the predicted cost of every op, in order; this needs no engine.
 
-    Raise UserError if no engine runs the protocol, an op has no formula, the protocol lacks the setting, or the ring is
-    too small for an op.
+    Raise UserError if no engine runs the protocol, an op has no formula, the protocol does not support the setting, or
+    the ring is too small for an op.
     """
     return walk(protocol, [node.op for node in graph], setting)
 
@@ -84,13 +84,13 @@ def compare(
     delays_s: Sequence[float] | None = None,
     testbed: Path | None = None,
 ) -> Comparison:
-    """Compare prediction and measurement of one forward pass, and its logits with plaintext, on tokens of seed 0.
+    """Measure one forward pass on drawn tokens; compare its costs with the prediction, its logits with plaintext.
 
     predicted: result of `predict` for the same graph, protocol and setting. weights: as for `interpreter.execute`;
-    drawn with seed 0 if None. delays_s: one-way delays at which rounds are measured, in more runs. testbed: file for
-    predicted seconds, in place of the committed one.
+    drawn with seed 0 if None. delays_s: one-way delays in seconds at which rounds are measured, in more runs; None for
+    no rounds. testbed: file for predicted seconds; None for the committed one.
 
-    Raises UserError if the engine is not installed, a weight or the testbed does not fit, an op cannot be run, or as
+    Raise UserError if the engine is not installed, a weight or the testbed does not fit, an op cannot be run, or as
     `spu.check_delays`; StoppedError if the engine fails.
     """
     pricer = (
@@ -126,11 +126,11 @@ def compare(
 
 
 def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
-    """Return normally distributed weights by `<node>.<suffix>`, drawn node after node; tied tables are drawn apart.
+    """Return random weights by `<node>.<suffix>`, drawn node after node; tied tables are drawn independently.
 
-    Linears: N(0, 1 / (16 in_features)); output table: N(0, 1 / features); embedding and positions: N(0, 1/4); gains,
-    temperatures, bounds and scalars: N(1, 0.01); biases and slopes: N(0, 0.01). Logits then have a standard deviation
-    of 0.3 to 2; at logits beyond 10, the engine's fixed point is less accurate.
+    As N(mean, variance), linears are N(0, 1 / (16 in_features)); output table: N(0, 1 / features); embedding and
+    positions: N(0, 1/4); gains, temperatures, bounds and scalars: N(1, 0.01); biases and slopes: N(0, 0.01). Logits
+    have a standard deviation of 0.3 to 2; beyond 10, the engine's fixed point is less accurate.
     """
     return {
         name: _drawn(op, suffix, op.weight_shapes[suffix], generator)
@@ -148,11 +148,11 @@ def _drawn(op: Op, suffix: str, shape: tuple[int, ...], generator: np.random.Gen
 
 
 def drawn_tokens(graph: OpGraph, generator: np.random.Generator) -> Array | None:
-    """Return as many tokens as the graph was lowered for, uniform over its vocabulary; None if it reads none."""
+    """Return as many random tokens as the graph reads, uniform over its vocabulary; None if it reads none."""
     op = next((node.op for node in graph if isinstance(node.op, ops.TokenEmbedding)), None)
     return None if op is None else generator.integers(op.vocab, size=op.tokens)
 
 
 def drawn_caches(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
-    """Return random values, N(0, 1 / 16), of inputs other than tokens, such as cached keys or hidden states."""
+    """Return random inputs other than tokens by name, such as cached keys or hidden states: N(0, variance 1 / 16)."""
     return {read.name: generator.normal(0.0, 0.25, read.shape) for read in graph.inputs}

@@ -1,9 +1,9 @@
-"""CrypTen's tensors with the interface of numpy's arrays: the functions that compute ops in plaintext run on them.
+"""Give CrypTen's tensors the interface of numpy's arrays, so that the functions of ops in plaintext run on them.
 
-Some ops have a function of their own here (`SECRET_FUNCTIONS`). Some of CrypTen's own functions are replaced, because
-they are less accurate on models' values or cost more. Ranges and errors of the replacements are for 16 fraction bits.
-Outside of its range, a result may be wrong by any amount, so a model is checked before it runs
-(`costmodel.execution.arithmetic`). Only processes of parties import CrypTen.
+Some ops have another function on secrets (`SECRET_FUNCTIONS`). Some of CrypTen's functions are replaced, because they
+are less accurate on models' values or cost more. Ranges and errors of the replacements are for 16 fraction bits. For
+arguments outside its range a function may be wrong by any amount, so a model is checked before it runs
+(`costmodel.execution.arithmetic`). Only processes of parties import CrypTen. `x` is a tensor of CrypTen throughout.
 """
 
 import functools
@@ -37,19 +37,19 @@ from costmodel.protocols.crypten import (
     WEIGHT_SCALE,
 )
 
-RECIPROCAL_SLOPE = 128 / 41  # of the line, which is off by 9 / 41 of 1 / y at most
-ROOT_SLOPE = 2 / (3 / 4 + (7 / 6) * (7 / 12) ** 0.5)  # likewise, by 9 % of 1 / sqrt(y)
+RECIPROCAL_SLOPE = 128 / 41  # of the best line for 1 / y from 1/4 to 1, which is off by 9 / 41 of 1 / y at most
+ROOT_SLOPE = 2 / (3 / 4 + (7 / 6) * (7 / 12) ** 0.5)  # likewise for 1 / sqrt(y), by 9 % of it
 MOST_SIGNED = 2**63 - 1
-GELU_BOUND = 14.0  # there, twice the argument of tanh is 218
+GELU_BOUND = 14.0  # there, twice the argument of tanh is 218; beyond, the exponential is out of range, and set to 0
 
 
 @functools.cache
 def imported_crypten() -> Any:
-    """Return CrypTen with some of its parts replaced.
+    """Return the module of CrypTen with some of its parts replaced.
 
-    Its converter of ONNX is not needed, and imports what torch no longer has. Looking up its configuration took half of
-    a party's time; here that is plain data. Integers on a GPU are plain tensors. Shares of 0 are 0, because both
-    parties would know the seeds of random ones.
+    Its ONNX converter, which is not needed, imports names that torch no longer has. Its configuration becomes plain
+    data, since looking it up took half of a party's time. Integers on a GPU are plain tensors. Shares of 0 are 0,
+    because both parties would know the seeds of random shares.
     """
     found = find_spec("crypten")
     assert found is not None
@@ -81,10 +81,10 @@ def _shares_of_zero(kind: Any, size: Sequence[int], device: torch.device | None 
 
 
 def exponential(x: Any, within: Any = 1) -> Any:
-    """Return exp(x) for x from -240 to 1, mostly off by less than 0.002 exp(x) or 2^-15, from squaring in fixed point.
+    """Return exp(x) for x from -240 to 1, mostly off by less than 0.002 exp(x) or 2^-15, since squares are rounded.
 
-    CrypTen's (1 + x / 256)^256 is off by twice that, and by a further 0.001. At -256, the result is 1 again. Where the
-    bits `within` are 0, return 0.
+    CrypTen's (1 + x / 256)^256 is off by twice that, and by a further 0.001. At -256, the result is 1 again. The result
+    is 0 where `within`, if it is a tensor of secret bits, is 0.
     """
     u = x.div(2**EXPONENTIAL_SQUARINGS)
     result = (u.square().div(2) + u + 1) * within
@@ -99,10 +99,7 @@ def logistic(x: Any) -> Any:
 
 
 def gelu(x: Any) -> Any:
-    """Return GELU by tanh, off by at most 0.001 for |x| up to 60, and by 2^-16 |x| beyond.
-
-    Beyond `GELU_BOUND`, the exponential would be out of range, and is set to 0.
-    """
+    """Return GELU in its tanh form, off by at most 0.001 for |x| up to 60, and by 2^-16 |x| beyond."""
     squares = x.square()
     bits = type(x).stack([x, squares - GELU_BOUND**2])._ltz()
     slope = (2 / np.pi) ** 0.5
@@ -121,9 +118,9 @@ def _logistic(x: Any, negative: Any, within: Any = 1) -> Any:
 
 
 def reciprocal(x: Any) -> Any:
-    """Return INVERSE_SCALE / x for x from 2^-14 to 2^18; CrypTen's 1 / x is right from 1 to 600.
+    """Return INVERSE_SCALE / x for x from 2^-14 to 2^18; CrypTen's own 1 / x is right only from 1 to 600.
 
-    x is scaled to y from 1/4 to 1, and 1 / y refined by Newton-Raphson from the best line for it there.
+    x is scaled to y from 1/4 to 1. Newton-Raphson finds 1 / y, starting from the best line for it on that range.
     """
     (scale,) = _by_interval(x, RECIPROCAL_POWERS, [lambda power: INVERSE_SCALE * 4.0**-power])
     y = (x * scale).div(INVERSE_SCALE)
@@ -136,7 +133,7 @@ def reciprocal(x: Any) -> Any:
 def inverse_root(x: Any) -> Any:
     """Return ROOT_SCALE / sqrt(m) for x = MEAN_SCALE * m and m from 2^-12 to 2^18; CrypTen's is right from 0.1 to 170.
 
-    m is scaled to y from 1/4 to 1, exactly, and 1 / sqrt(y) refined by Newton-Raphson from the best line for it there.
+    m is scaled exactly to y from 1/4 to 1. Newton-Raphson finds 1 / sqrt(y), starting from the best line on that range.
     """
     from crypten.mpc.primitives import beaver
 
@@ -163,7 +160,7 @@ def _by_interval(x: Any, powers: range, guesses: Sequence[Callable[[int], float]
 
 
 def mean_square(x: Any) -> Any:
-    """Return MEAN_SCALE times the mean square over the last dimension, kept with length 1; sums are divided exactly."""
+    """Return MEAN_SCALE times the mean square over the last dimension (kept, with length 1); the division is exact."""
     from crypten.mpc.primitives import beaver
 
     sums = beaver.square(x._tensor).sum(-1, keepdim=True).share
@@ -189,13 +186,13 @@ def _quotient(x: Any, numbers: Tensor, divisor: int) -> Any:
 
 
 def unsigned_quotient(numbers: Tensor, divisor: int) -> Tensor:
-    """Return the quotients, rounded down, of integers of 64 bits that are taken as unsigned."""
+    """Divide 64-bit integers, read as unsigned, by a divisor, and return the quotients, rounded down."""
     halves = (numbers >> 1) & MOST_SIGNED
     return halves // divisor * 2 + (halves % divisor * 2 + (numbers & 1)) // divisor
 
 
 def maximum(x: Any) -> Any:
-    """Return the maximum over the last dimension, kept with length 1; CrypTen finds the index, for 3x the bytes."""
+    """Return the maximum over the last dimension, kept with length 1; CrypTen's finds its index, for 3x the bytes."""
     while (length := x.size(-1)) > 1:
         half = length // 2
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -205,7 +202,7 @@ def maximum(x: Any) -> Any:
 
 
 class Secret:
-    """A tensor of CrypTen with those parts of numpy's interface that the functions of ops use."""
+    """A tensor of CrypTen with the part of numpy's interface that the functions of ops use."""
 
     __array_ufunc__ = None  # so that arrays of numpy leave operators to it
     __hash__ = None  # type: ignore[assignment]
@@ -238,7 +235,7 @@ class Secret:
         return Secret(maximum(self.tensor))
 
     def masked(self, mask: Tensor) -> "Secret":
-        """Return the product with public bits, which is exact."""
+        """Return the product with a tensor of public bits, which is exact."""
         masked = self.tensor.clone()
         masked.share = masked.share * mask.to(masked.share.device)
         return Secret(masked)
@@ -253,7 +250,7 @@ class Secret:
         return Secret(self.tensor - self._raw(other))
 
     def __mul__(self, other: Any) -> "Secret":
-        """Multiply, but divide by n in place of a public factor 1/n, which has few bits in fixed point."""
+        """Multiply; a public factor 1/n, which has few bits in fixed point, becomes a division by n."""
         if isinstance(other, Scaled):
             return Secret((self.tensor * other.tensor).div(other.scale))
         if isinstance(other, float) and other and abs((divisor := 1 / other) - round(divisor)) < 1e-9:
@@ -284,10 +281,7 @@ class Secret:
 
 
 class Scaled(Secret):
-    """A secret that is stored as `scale` times its value.
-
-    The functions of ops only add public numbers to it, or multiply a secret by it.
-    """
+    """A secret stored as `scale` times its value; ops only add public numbers to it, or multiply a secret by it."""
 
     def __init__(self, tensor: Any, scale: int) -> None:
         super().__init__(tensor)
@@ -300,7 +294,7 @@ class Scaled(Secret):
 
 
 class SecretNumpy:
-    """The functions of numpy that the functions of ops call, on secrets and public arrays."""
+    """The part of the module `numpy` that the functions of ops call, on secrets and public arrays."""
 
     tile = staticmethod(np.tile)  # of public weights only
     square = staticmethod(lambda source: Secret(source.tensor.square()))
@@ -360,7 +354,7 @@ SECRET_FUNCTIONS: dict[type, Callable[..., Secret]] = FUNCTIONS | {
 
 
 class SecretLibrary(Library):
-    """The functions that ops need, on secrets."""
+    """The array functions that ops need, on secrets."""
 
     def mean_square(self, source: Secret) -> Secret:
         return Scaled(mean_square(source.tensor), MEAN_SCALE)

@@ -33,14 +33,14 @@ COPIES = 16  # of an op's operands: masks, opened numbers, digits, levels of a c
 
 
 class Place(NamedTuple):
-    """Where a party computes; `as_on_card` is whether products and masks are made as on a GPU (or on one)."""
+    """Where a party computes. as_on_card: whether products and masks are made as on a GPU, even if it is a CPU."""
 
     device: torch.device
     as_on_card: bool
 
 
 def place_of(device: str, rank: int) -> Place:
-    """Return the place of a party; ranks take several GPUs in turn. Raise UserError as `check_device`."""
+    """Return where a party computes; with several GPUs, ranks take turns. Raise UserError as `check_device`."""
     check_device(device)
     if device == "cuda":
         return Place(torch.device("cuda", rank % torch.cuda.device_count()), as_on_card=True)
@@ -50,8 +50,8 @@ def place_of(device: str, rank: int) -> Place:
 def exact_matmul(left: Tensor, right: Tensor) -> Tensor:
     """Return the product (... x m x n) of 64-bit integers (... x m x k) and (... x k x n), modulo 2^64.
 
-    It is exact, and made of products of doubles: a number is three digits in base 2^22, from -2^21 to 2^21, and
-    products of digits that are multiples of 2^64 are left out.
+    It is exact, and computed from products of doubles: a number is split into three digits in base 2^22, from -2^21 to
+    2^21. Products of digits that count as multiples of 2^64 are left out.
     """
     shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
     total = torch.zeros(shape, dtype=torch.int64, device=left.device)
@@ -75,7 +75,7 @@ def _digits(numbers: Tensor) -> list[Tensor]:
 
 
 class ExactProducts(TorchFunctionMode):
-    """A context in which torch computes matrix products of integers with `exact_matmul`."""
+    """A context in which torch computes matrix products of 64-bit integers with `exact_matmul`."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -107,7 +107,7 @@ class CardDraws:
         self.left = torch.empty(0, dtype=torch.int64, device=device)
 
     def __call__(self, shape: Sequence[int]) -> Tensor:
-        """Return a tensor of this shape, of the next 64-bit integers of the key stream."""
+        """Return the next 64-bit integers of the key stream as a tensor of this shape."""
         missing, parts = prod(shape), list[Tensor]()
         while missing > len(self.left):
             parts.append(self.left)
@@ -153,9 +153,9 @@ def check_device(device: str) -> None:
 
 
 def require_room(steps: Sequence[OpGraph], place: Place, num_processes: int, setting: EngineSetting) -> None:
-    """Raise UserError if the parties that share a GPU are estimated to need more memory than it has.
+    """Raise UserError if the parties that share a GPU are estimated to need more memory than the GPU has.
 
-    `num_processes` is the number of parties on this machine, the dealer included. On a CPU, nothing is checked.
+    `num_processes` is the number of parties on this machine, the dealer included. Nothing is checked on a CPU.
     """
     if place.device.type != "cuda":
         return
@@ -169,7 +169,7 @@ def require_room(steps: Sequence[OpGraph], place: Place, num_processes: int, set
 
 
 def card_bytes(steps: Sequence[OpGraph], setting: EngineSetting) -> int:
-    """Estimate a party's peak bytes on a GPU: process, shares, and COPIES of what its largest op reads and makes."""
+    """Estimate a party's peak bytes on a GPU: process, shares, and COPIES of the largest op's operands and output."""
     held, most = sum(prod(operand.shape) for operand in operands(steps)), 0
     for graph in steps:
         shapes = output_shapes(graph)

@@ -33,7 +33,7 @@ AHEAD = 2  # ops that the dealer may be ahead of the client, which bounds the me
 
 
 class Product(NamedTuple):
-    """A product of masks that the dealer makes: kind in `CORRELATIONS`, shapes of the masks, and further arguments."""
+    """A product of masks for the dealer to make: a kind in `CORRELATIONS`, shapes of masks, and further arguments."""
 
     kind: str
     shapes: tuple[Sequence[int], ...]
@@ -41,10 +41,7 @@ class Product(NamedTuple):
 
 
 class Draws:
-    """Random words from a seed, equal on every machine.
-
-    Each draw is one call of SHAKE-128. Source: FIPS 202.
-    """
+    """Random words from a seed, equal on every machine. A draw is one call of SHAKE-128. Source: FIPS 202."""
 
     device = torch.device("cpu")
 
@@ -52,14 +49,14 @@ class Draws:
         self.seed, self.num_draws = seed, 0
 
     def __call__(self, shape: Sequence[int]) -> Tensor:
-        """Return a tensor of this shape, of random 64-bit integers; each call gives others."""
+        """Return a tensor of this shape with random 64-bit integers, other ones in each call."""
         self.num_draws += 1
         digest = hashlib.shake_128(self.seed + self.num_draws.to_bytes(8, "big")).digest(8 * prod(shape))
         return torch.frombuffer(bytearray(digest), dtype=torch.int64).reshape(tuple(shape))
 
 
 def draws_at(place: Place, seed: Blob) -> Draws | CardDraws:
-    """Return the random generator of a seed: ChaCha20 where a GPU is used or emulated, else SHAKE-128."""
+    """Return the random generator for a seed: ChaCha20 where a GPU is used or emulated, else SHAKE-128."""
     return CardDraws(bytes(seed), place.device) if place.as_on_card else Draws(bytes(seed))
 
 
@@ -69,7 +66,7 @@ def to_blob(tensor: Tensor) -> Blob:
 
 
 def from_blob(blob: Blob, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Return the tensor that `to_blob` turned into bytes."""
+    """Return, on a device, the tensor of this shape that `to_blob` turned into bytes."""
     return torch.frombuffer(blob, dtype=torch.int64).reshape(tuple(shape)).to(device)
 
 
@@ -100,7 +97,7 @@ CORRELATIONS = {
 
 
 def result_shape(kind: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the shape of a product of masks of these shapes."""
+    """Return the shape of what `CORRELATIONS[kind]` makes of masks of these shapes."""
     if kind == "quotients":
         return (2, *shapes[0])
     if kind != "matmul":
@@ -110,11 +107,11 @@ def result_shape(kind: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 class Provider(ABC):
-    """A source of masks with the interface of CrypTen's providers."""
+    """A source of shares of random masks and of their products, with the interface of CrypTen's providers."""
 
     @abstractmethod
     def shares(self, kind: str, *shapes: Size, arguments: tuple[int, ...] = ()) -> list[Tensor]:
-        """Return this party's shares of masks of these shapes, and last of what `CORRELATIONS[kind]` makes of them."""
+        """Return this party's share of a mask of each shape, then of what `CORRELATIONS[kind]` makes of the masks."""
 
     def generate_additive_triple(self, size0: Size, size1: Size, op: str, device: Any = None) -> tuple[Any, ...]:
         return tuple(map(_additive, self.shares(op, size0, size1)))
@@ -158,14 +155,14 @@ class Masks(Provider):
         return [*masks, from_blob(self.dealt.popleft(), shape, self.draws.device)]
 
     def next_op(self) -> None:
-        """Tell the dealer, at the client alone, that an op is done; the dealer stays at most AHEAD ops ahead."""
+        """If this party is the client, tell the dealer, who may be at most AHEAD ops ahead, that an op is done."""
         assert not self.dealt
         if self.rank == CLIENT:
             self.peers.send(DEALER, {"kind": "next"})
 
 
 class Zeros(Provider):
-    """Masks of 0, which record the products that ops ask for."""
+    """A source of masks that are 0, which records the products that ops ask for."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -178,7 +175,7 @@ class Zeros(Provider):
 
 
 class Dealer:
-    """The dealer, which draws the same masks as both parties, in the same order."""
+    """The dealer, which sends each party a seed, and draws the same masks as both parties, in the same order."""
 
     def __init__(self, place: Place, peers: Peers) -> None:
         self.peers, self.ahead = peers, 0
@@ -207,7 +204,7 @@ class Dealer:
         return Traffic(sum(map(len, blobs)), int(bool(blobs)))
 
     def end_step(self) -> None:
-        """Receive the client's messages for the last ops of a step."""
+        """Receive the messages by which the client says that it has done the last ops of a step."""
         for _ in range(self.ahead):
             self.peers.receive(CLIENT)
         self.ahead = 0

@@ -1,7 +1,7 @@
-"""A party's runtime of CrypTen: ops run on the arrays of `crypten_arrays`, with masks that the dealer makes.
+"""A party's runtime under CrypTen: ops run on the arrays of `crypten_arrays`, with masks that the dealer makes.
 
-Parties open values to each other on the channels on which they met, in place of torch.distributed: what is sent is
-counted where it is sent, a lost party is noticed at once, and no further port is open.
+Parties open values to each other on the channels on which they met, not through torch.distributed. So bytes are counted
+where they are sent, a lost party is noticed at once, and no further port is open.
 """
 
 import os
@@ -28,7 +28,7 @@ from costmodel.protocols.crypten import DEALER, NUM_PARTIES, WEIGHT_SCALE, Crypt
 
 
 class Alone:
-    """CrypTen's communicator for the dealer, which runs ops on zeros: nothing is sent."""
+    """CrypTen's communicator for the dealer, which runs ops on zeros alone, so that nothing is sent."""
 
     def get_rank(self) -> int:
         return CLIENT
@@ -37,14 +37,14 @@ class Alone:
         return NUM_PARTIES
 
     def all_reduce(self, input: Any, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
-        """Return a copy of the tensor, or of several if `batched`, in place of what both parties would open."""
+        """Return a copy of the tensor (of each in a list, if `batched`) in place of what both parties would open."""
         return [tensor.clone() for tensor in input] if batched else input.clone()
 
 
 class Link(Alone):
     """CrypTen's communicator for a party: both parties open values to each other at the same time.
 
-    `all_reduce` returns the sum, or for another `op` the exclusive or, of both parties' tensors.
+    `all_reduce` returns the sum of both parties' tensors or, for an `op` other than SUM, their exclusive or.
     """
 
     def __init__(self, rank: int, peers: Peers) -> None:
@@ -68,7 +68,7 @@ class Link(Alone):
 
 
 class CryptenRuntime(Runtime):
-    """The runtime of a computing party or of the dealer."""
+    """The runtime of a computing party or of the dealer under CrypTen."""
 
     def __init__(self, assignment: Assignment, peers: Peers) -> None:
         self.rank, self.peers, self.setting = assignment.rank, peers, assignment.setting
@@ -88,7 +88,7 @@ class CryptenRuntime(Runtime):
         self.done: list[Traffic] = []
 
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:
-        """Return 64-bit integers for secrets, and doubles for public weights; matrices of linears are scaled first."""
+        """Return shares (64-bit integers) or public weights (doubles); matrices of linears are times WEIGHT_SCALE."""
         value = np.asarray(value, dtype=np.float64)
         if isinstance(op, SCALED) and value.ndim == 2:
             value = value * WEIGHT_SCALE
@@ -115,7 +115,7 @@ class CryptenRuntime(Runtime):
         self.steps = steps
 
     def connect(self) -> None:
-        """Get the dealer's seed, which is a party's only secret besides its shares; or start the dealer."""
+        """As the dealer, send each party a seed; as a party, receive that seed, the only secret besides shares."""
         torch.set_num_threads(self.setting.threads)
         if self.rank == DEALER:
             self.dealer = Dealer(self.place, self.peers)
@@ -136,7 +136,7 @@ class CryptenRuntime(Runtime):
         return Secret(self.crypten.mpc.MPCTensor.from_shares(torch.from_numpy(value).to(self.place.device)))
 
     def start(self) -> None:
-        """Let the dealer find out what every op needs, so that no step has to wait for it."""
+        """At the dealer, find out which products every op needs, so that no step has to wait for that."""
         for node in (node for graph in self.steps for node in graph if self.dealer is not None):
             self._products(node)
 
@@ -184,7 +184,7 @@ class CryptenRuntime(Runtime):
         return done
 
     def peak_bytes(self) -> int | None:
-        """Return the peak bytes of the process; on a GPU, torch's peak there since the process started."""
+        """Return the peak resident bytes of the process or, on a GPU, torch's peak there since the process started."""
         on_card = self.place.device.type == "cuda"
         return torch.cuda.max_memory_allocated(self.place.device) if on_card else super().peak_bytes()
 

@@ -1,4 +1,4 @@
-"""Private inference next to inference in plaintext, and the agreement of their logits."""
+"""Generate tokens by private inference and, beside it, in plaintext, and state how far their logits agree."""
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -20,9 +20,10 @@ NONE: Mapping[str, Array] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """Number of positions with the same most likely token, and the largest absolute error of any logit.
+    """How far private logits agree with those in plaintext, over `num_positions` positions.
 
-    largest_share: over steps, the largest ratio of the largest error to the largest absolute logit in plaintext.
+    num_equal: positions with the same most likely token. largest_error: largest absolute error of any logit.
+    largest_share: largest error over the largest absolute logit in plaintext; of several steps, the largest ratio.
     """
 
     num_positions: int
@@ -45,7 +46,7 @@ class Agreement:
 
 
 def compared(private: Array, clear: Array) -> Agreement:
-    """Return the agreement of two arrays of logits, each positions x vocab."""
+    """Return the agreement of private logits with those in plaintext, each positions x vocab."""
     error, largest = float(np.abs(private - clear).max()), float(np.abs(clear).max())
     return Agreement(
         num_positions=len(clear),
@@ -56,7 +57,7 @@ def compared(private: Array, clear: Array) -> Agreement:
 
 
 def joined(parts: list[Agreement]) -> Agreement:
-    """Return the agreement over the positions of all parts."""
+    """Return the agreement over the positions of all parts, of which there must be at least one."""
     return Agreement(
         num_positions=sum(part.num_positions for part in parts),
         num_equal=sum(part.num_equal for part in parts),
@@ -68,8 +69,8 @@ def joined(parts: list[Agreement]) -> Agreement:
 class ClearRun:
     """Plaintext inference in double precision, one graph after another, each with the cached values of the one before.
 
-    `weights` are as for `interpreter.execute`. `arithmetic`, if given, is the engine's fixed point, which must hold
-    every op of all steps but the first; the first step is not checked here.
+    weights: as for `interpreter.execute`. arithmetic: the engine's emulated fixed point, whose range is checked for
+        every op of all steps but the first; None to check nothing.
     """
 
     def __init__(self, weights: Weights, arithmetic: Arithmetic | None = None) -> None:
@@ -81,8 +82,8 @@ class ClearRun:
 
         `tokens` is None for a graph that reads none, and `given` holds its other inputs except for cached values.
 
-        Raise UserError if the inputs do not fit the graph, and OutOfRangeError if the arithmetic does not hold an op or
-        expects too many wrong results.
+        Raise UserError if the inputs do not fit the graph, and OutOfRangeError if an op leaves the arithmetic's range,
+        or too many results are expected to be wrong.
         """
         caches = {name: self._kept[variable] for name, variable in variables(graph).items()}
         observed = self.arithmetic if self._kept else None
@@ -117,10 +118,10 @@ def generate(
 ) -> Iterator[tuple[StepRun, Agreement | None]]:
     """Yield, for each step, its private run and the agreement of its last logits with the plaintext model `clear`.
 
-    The agreement is None without `clear`. The first step reads the prompt; each later one, in plaintext too, reads the
-    most likely token of the private run before. The last step is that of the last graph, or one that gives a token of
-    `ends`. `layers` are those that the client runs in plaintext, if any. Raise StoppedError if a party fails, and
-    errors as `ClearRun.output`.
+    The agreement is None without `clear`. The first step reads the prompt. Each later step, in plaintext too, reads the
+    most likely token of the private run before. The last step is that of the last graph, or the first whose most likely
+    token is in `ends`. layers: those that the client runs in plaintext; None if there are none. Raise StoppedError if a
+    party fails, and errors as `ClearRun.output`.
     """
     tokens: Array = np.asarray(prompt)
     for step, graph in enumerate(graphs):
@@ -134,7 +135,7 @@ def generate(
 def run_step(
     session: Session, step: int, graph: OpGraph, tokens: Array, clear: ClearRun | None, layers: ClientLayers | None
 ) -> tuple[StepRun, Array | None]:
-    """Return the private run of a step, and its logits in plaintext or None without `clear`; arguments as `generate`.
+    """Return the private run of a step, and its logits in plaintext (None without `clear`); arguments as `generate`.
 
     Plaintext runs first, because it raises OutOfRangeError if `clear` finds that the engine would leave its range.
     Raise StoppedError if a party fails.

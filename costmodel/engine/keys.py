@@ -1,4 +1,4 @@
-"""Keys of parties for links by TLS: each party has a private key, and the certificates of all, which are pinned."""
+"""Keys for TLS links: a party has its own private key and all parties' certificates, and accepts no others."""
 
 import math
 import socket
@@ -17,7 +17,7 @@ HANDSHAKE_S = 10.0  # longest handshake of an engine's connection
 class Keys:
     """A party's key and the certificates of all, from a folder with `key.pem` and, for every rank, `RANK.pem`.
 
-    Raise UserError if a file is absent or is not what it must be, or two certificates are equal.
+    Raise UserError if a file is missing or not a valid key or certificate, or two certificates are equal.
     """
 
     def __init__(self, folder: Path, rank: int, num_parties: int) -> None:
@@ -46,7 +46,7 @@ class Keys:
         self._as_server, self._as_client = contexts
 
     def called(self, connection: socket.socket, peer: int, until_s: float) -> Sealed:
-        """Return the TLS connection to a party that this party called.
+        """Do the TLS handshake with party `peer`, which this party called, and return the TLS connection.
 
         Raise UserError if somebody else answers; OSError if there is no handshake by `until_s` of the monotonic clock.
         """
@@ -61,7 +61,7 @@ class Keys:
         return Sealed(made)
 
     def accepted(self, connection: socket.socket, until_s: float) -> tuple[Sealed, int]:
-        """Return the TLS connection to a party that called, and its rank. Raise OSError if the caller is no party."""
+        """Return the TLS connection to a party that called, and its rank. Raise OSError if no other party called."""
         _limit(connection, until_s)
         made = self._as_server.wrap_socket(connection, server_side=True)
         peer = self.pinned.get(made.getpeercert(binary_form=True) or b"", self.rank)

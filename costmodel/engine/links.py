@@ -27,7 +27,7 @@ Handshake: TypeAlias = Callable[[socket.socket], Connection]
 
 
 def refuse_delay(delay_s: float) -> None:
-    """Raise UserError for any delay other than none, on a link that cannot delay messages."""
+    """Raise UserError for a delay other than 0: the `Wiring.set_delay` of a link that cannot delay messages."""
     if delay_s != UNHINDERED:
         raise UserError(f"this link does not delay messages, but got {delay_s} s.")
 
@@ -36,7 +36,7 @@ def refuse_delay(delay_s: float) -> None:
 class Wiring:
     """The addresses of every rank (column) as each rank (row) knows them; a rank's own is where it listens.
 
-    set_delay: sets the one-way delay of every message, in seconds; only between passes.
+    set_delay: sets the one-way delay of every message, in seconds; to be called only between passes.
     """
 
     addresses: tuple[tuple[str, ...], ...]
@@ -63,9 +63,9 @@ class Relay:
         self._servers: list[socket.socket] = []
 
     def forward(self, host: str, target: str, *, port: int = 0, near: Handshake = plain, far: Handshake = plain) -> str:
-        """Return the address, on a port of `host` (free, by default), that now leads to the address `target`.
+        """Forward a port of `host` (0: any free one) to the address `target`, and return the address to call instead.
 
-        near, far: turn the accepted socket, and the socket to the target, into the two ends of a connection.
+        near, far: handshakes, which turn the accepted socket, and the socket to the target, into connections.
         """
         server = socket.create_server((host, port))
         self._servers.append(server)
@@ -125,7 +125,7 @@ Link: TypeAlias = Callable[[int], AbstractContextManager[Wiring]]
 
 @contextmanager
 def tcp(num_parties: int) -> Iterator[Wiring]:
-    """Yield a wiring of free ports of this machine."""
+    """Yield a wiring without delays, of free ports of this machine."""
     yield Wiring(addresses=(free_addresses(num_parties),) * num_parties)
 
 
@@ -145,10 +145,10 @@ def delayed(num_parties: int) -> Iterator[Wiring]:
 
 
 def tunnelled(relay: Relay, addresses: Sequence[str], keys: Keys) -> tuple[str, ...]:
-    """Return, by rank, addresses of this machine: of others, tunnels by TLS to `addresses`; of this party, a free one.
+    """Open TLS tunnels between this party and the others, and return local addresses, by rank, for this engine.
 
-    This party's engine listens at the free address. The relay listens at this party's entry of `addresses` (OSError if
-    that is taken) and carries what comes there to the engine.
+    The local address of another rank leads to that rank's entry of `addresses`. This party's engine is to listen at its
+    own, free one, to which the relay carries what comes to this party's entry of `addresses` (OSError if it is taken).
     """
 
     def called(peer: int, connection: socket.socket) -> Sealed:
@@ -166,7 +166,7 @@ def tunnelled(relay: Relay, addresses: Sequence[str], keys: Keys) -> tuple[str, 
 
 
 def free_addresses(count: int) -> tuple[str, ...]:
-    """Return addresses with ports of this machine that were free a moment ago."""
+    """Return `count` addresses with ports of this machine that were free a moment ago."""
     sockets = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
     addresses = tuple(f"{LOOPBACK}:{listening.getsockname()[1]}" for listening in sockets)
     for listening in sockets:

@@ -104,8 +104,8 @@ def meet(
 
     Raise UserError, in one line, if a port is in use, a party does not come within `wait_s` seconds, terms differ, or a
     certificate is not the expected one. A caller that is not a party is dropped, and does not delay the parties. So is
-    a caller from another machine that has other terms and no certificate: it may not be a party, and the error names
-    the difference only if no right one comes in its place.
+    a caller from another machine with other terms, if there are no `keys` to tell who it is: the error then names the
+    difference only if the right party does not come.
     """
     return _Meeting(rank, addresses, ours, wait_s, keys).channels()
 
@@ -283,5 +283,5 @@ def _connection(address: Address, timeout_s: float) -> socket.socket:
 
 
 def shown(address: Address) -> str:
-    """Return an address as users write it."""
+    """Return an address as users write it: `host:port`, or the path of a socket."""
     return address if isinstance(address, str) else f"{address[0]}:{address[1]}"

@@ -1,9 +1,9 @@
 """A child process that runs one party: for every job it meets the other parties, gets its shares and runs the steps.
 
-The parent sends frames through a socket that is this process's stdin: `begin` with an assignment and, to the client
-(rank 0) alone, `run` with a step and its inputs, or `leave`; the client then sends frames to the other parties. A party
-reports on the same socket. The process ends when the socket ends, or after it has reported an error such as a lost
-peer. Each job has its own runtime and links.
+The parent sends frames through a socket that is this process's stdin: `begin` with an assignment and weights; then, to
+the client (rank 0) alone, `run` with a step and its inputs, and at last `leave`. The client passes these on to the
+other parties. A party reports on the same socket. The process ends when the socket closes, or after it has reported an
+error such as a lost peer. Each job has its own runtime and links.
 """
 
 import json
@@ -50,8 +50,8 @@ PARTING_S = 0.5  # time for peers to find the same difference, and report it ins
 class OpCost(NamedTuple):
     """The cost of an op to one party.
 
-    `start_s`, `end_s`: times on its machine's monotonic clock. `peak_bytes`: what `Runtime.peak_bytes` returned after
-        the op. `rounds`: how many it waited for; None if the engine does not count them.
+    start_s, end_s: times on its machine's monotonic clock. peak_bytes: what `Runtime.peak_bytes` returned after the op.
+    rounds: how many the party waited for; None if they are not counted.
     """
 
     sent_bytes: int
@@ -75,7 +75,7 @@ class Answers:
             self.channel.send(answer, blobs)
 
     def fail(self, error: str, **more: Any) -> None:
-        """Report an error and end the process, so this never returns."""
+        """Report an error and end the process. more: `usage=True` for a UserError; `gone`, the rank of a lost peer."""
         with self.lock:  # which is never released, so that no second error is reported
             with suppress(GoneError):
                 self.channel.send({"error": error, **more})
@@ -86,7 +86,7 @@ class Answers:
 class Party:
     """A party that has met the others and has its shares, so that it is ready to run.
 
-    spent: for each step, the values that no later op of it or of the next step reads, by the op that reads them last.
+    spent: for each step, by op, values to drop after it, because no later op of this or the next step reads them.
     """
 
     assignment: Assignment
@@ -97,7 +97,7 @@ class Party:
     progress: Progress
 
     def run(self, step: int) -> tuple[list[OpCost], Any]:
-        """Run a step; return the costs of its ops to this party, and its share of the logits (None at the dealer)."""
+        """Run a step; return its ops' costs to this party, and this party's share of the logits (None at a dealer)."""
         nodes, times = self.steps[step].nodes, []
         give_back()
         for index, node in enumerate(nodes):
@@ -122,7 +122,7 @@ class Party:
 def join(assignment: Assignment, weights: list[Blob], answers: Answers, progress: Progress) -> Party:
     """Meet the other parties, agree on the steps, get programs and shares, and return the party, ready to run.
 
-    weights: the pickled weights, in a list from which the server takes them, so that they do not stay in memory.
+    weights: a list of the pickled weights, from which the server removes them, so that they do not stay in memory.
     answers: gets `op_graph`, `num_steps` and `shared_bytes` once the party is ready. If a peer is lost, that is
     reported there, and the process ends.
 
@@ -218,7 +218,7 @@ def _received_shares(peers: Peers, rank: int, runtime: Runtime) -> tuple[dict[st
 def serve(party: Party) -> dict[str, int]:
     """Run a party that is not the client until the client tells it to leave.
 
-    Return `num_steps`, and the `sent_bytes` and `messages` that this party sent in the ops of these steps.
+    Return a dict of `num_steps`, and the `sent_bytes` and `messages` that this party sent in the ops of these steps.
     """
     peers, totals = party.peers, {"num_steps": 0, "sent_bytes": 0, "messages": 0}
     while True:
@@ -236,9 +236,9 @@ def serve(party: Party) -> dict[str, int]:
 
 
 def lead(party: Party, commands: Commands, answers: Answers) -> None:
-    """Run the client's steps, one for each command, until the command to leave.
+    """Run the client, one step for each command of the parent, until the command to leave.
 
-    In a step, share the inputs, run the ops, and report the costs of all parties and the opened logits.
+    In a step, share the inputs, run the ops, and report the costs of all parties and the opened logits to the parent.
     """
     peers, runtime = party.peers, party.runtime
     while (command := commands.get()).header["kind"] != LEAVE:

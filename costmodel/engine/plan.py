@@ -1,4 +1,4 @@
-"""What a session runs, for a prompt and its new tokens or for sequences, its predicted cost, and each party's part.
+"""Plan a session: what it runs for a prompt or for sequences, what each party has, and what the run should cost.
 
 This module does not import an engine.
 """
@@ -41,7 +41,7 @@ SEQUENCE = Deployment(query_block=32)
 # the most bytes of a frame for:
 WORD_BYTES = 32  # an element: two shares of 128 bits each
 PROGRAM_BYTES = 1 << 18  # the code of an op, besides constants with the shape of its output
-ROW_BYTES = 1 << 12  # a program in their table: its name, and the names of what it reads
+ROW_BYTES = 1 << 12  # an entry in the table of programs: the names of the program and of what it reads
 LEAST_BYTES = 1 << 16  # what any graph has: seeds, headers of arrays
 
 
@@ -67,7 +67,7 @@ class Plan:
 
 
 def graphs(graph_of: GraphOf, plan: Plan) -> tuple[OpGraph, ...]:
-    """Return the graphs of the steps: one per new token, or one for all sequences. Raise UserError as `graph_of`."""
+    """Return the graph of each step: one per new token, or one for all sequences. Raise UserError as `graph_of`."""
     if plan.kind == "sequences":
         return (graph_of(plan.num_tokens, SEQUENCE),)
     prompt = keeping(graph_of(plan.num_tokens, PROMPT), graph_of(plan.num_tokens, Deployment()))
@@ -75,9 +75,9 @@ def graphs(graph_of: GraphOf, plan: Plan) -> tuple[OpGraph, ...]:
 
 
 def keeping(graph: OpGraph, whole: OpGraph) -> OpGraph:
-    """Return a prompt's graph with nodes that keep the keys and values of every attention as the next token reads them.
+    """Add nodes to a prompt's graph that store the keys and values of every attention, as the next token reads them.
 
-    `whole` is the graph of the same prompt before any rewriting, in which attentions are found.
+    `whole` is the graph of the same prompt in the default deployment, in which attentions are found.
     """
     present = {node.name for node in graph}
     after: dict[str, list[Node]] = {}
@@ -95,13 +95,13 @@ def fingerprint(steps: tuple[OpGraph, ...]) -> str:
 
 
 def variables(graph: OpGraph) -> dict[str, str]:
-    """Return, by input with cached keys and values, the variable that stores them: the node that appends to them."""
+    """Return, by input of cached keys and values, the variable that holds it, named as the node that appends to it."""
     caches = (node for node in graph if isinstance(node.op, ops.KeyValueCache) and node.op.past_len)
     return {node.inputs[0]: node.name for node in caches}
 
 
 def most_bytes(steps: tuple[OpGraph, ...], protocol: str, setting: EngineSetting) -> int:
-    """Return a limit in bytes for the frames of a session: a share of any array, all programs, or what an op sends."""
+    """Return the most bytes that a frame may have: those of a share of an array, all programs, or what an op sends."""
     nodes = [node for graph in steps for node in graph]
     some = {node.op for node in nodes}
     largest = max(  # elements of an array that an op reads or makes
@@ -118,8 +118,8 @@ def most_bytes(steps: tuple[OpGraph, ...], protocol: str, setting: EngineSetting
 class Prediction:
     """Predicted cost of one step with its preprocessing; bytes and messages are summed over parties.
 
-    `seconds` are on the committed testbed and a network, and include start-up in the first step of a session; None if
-    the testbed was measured in another setting.
+    seconds: on the committed testbed and a network, with start-up in the first step of a session; None if the testbed
+        was measured in another setting.
     """
 
     sent_bytes: int
@@ -132,7 +132,7 @@ def predictions(
 ) -> tuple[Prediction, ...]:
     """Return the prediction of every step, in the order in which one session runs them.
 
-    Raise UserError if the protocol has no engine or lacks the setting, an op has no formula, or the ring is too small.
+    Raise UserError if the protocol has no engine or not this setting, an op has no formula, or the ring is too small.
     """
     # each preprocessing counts in the step that needs it, and the making of kept masks in the first
     first = total_comm(walk(protocol, [node.op for node in steps[0]], setting.of_first_run))
@@ -153,8 +153,8 @@ def predictions(
 class Assignment:
     """One party's part in a session. Only the client has the plan, and only the server has the weights.
 
-    addresses: where each party waits for the others, by rank; `session.started` fills in sockets of this machine if
-        empty. links: addresses of all ranks on the engine's own link; if empty, the port after each of `addresses`.
+    addresses: where each party waits for the others, by rank; if empty, `session.started` fills in sockets of this
+        machine. links: addresses of all ranks on the engine's own link; if empty, the port after each of `addresses`.
     wait_s: how long to wait for another party. idle_s: how long a party may be silent once all have met.
     is_in_range: whether a model must be within the engine's fixed-point range to run; the parties must agree on it.
     certificates: folder of the parties' certificates and this party's key, for links by TLS; None for plain links.
@@ -190,10 +190,7 @@ class Assignment:
 
 
 def part_of(client: Assignment, rank: int) -> Assignment:
-    """Return one party's assignment, given the client's with all data.
-
-    Only the server gets the weights, and only the client the plan.
-    """
+    """Return one party's assignment, given the client's with the data of all parties."""
     return replace(
         client,
         rank=rank,
@@ -203,12 +200,12 @@ def part_of(client: Assignment, rank: int) -> Assignment:
 
 
 def ranks(protocol: str) -> range:
-    """Return the ranks of all processes: the parties, then the dealer if it is a separate process."""
+    """Return the ranks of all processes: the computing parties, then the dealer if it is a separate process."""
     return range(TRUST[protocol].num_parties + (protocol == CRYPTEN))
 
 
 def role(rank: int, protocol: str) -> str:
-    """Return a party's role: `client`, `server`, and the third is `dealer` under crypten, else `helper`."""
+    """Return a party's role: `client`, `server` or, for the third, `dealer` under crypten and `helper` elsewhere."""
     last = "dealer" if protocol == CRYPTEN else "helper"
     return {CLIENT: "client", SERVER: "server"}.get(rank, last)
 

@@ -25,43 +25,43 @@ MASKED = (ops.TokenEmbedding, ops.Linear, ops.VocabProjection)  # their weights 
 
 
 class Operand(NamedTuple):
-    """A weight (or the part that is read), in the form that its first reader `node` takes, and the variable for it."""
+    """A weight, or the part that is read, in the form that its first reader `node` takes, and the variable for it."""
 
     variable: str
     node: Node
     suffix: str
 
     def of(self, weights: Weights) -> Array:
-        """Return its values, given all weights. Raise UserError if a weight is missing or has another shape."""
+        """Return the values, given all weights. Raise UserError if the weight is missing or has another shape."""
         return interpreter.operands(self.node, weights)[self.suffix]
 
     @property
     def shape(self) -> Shape:
-        """Shape, which is known without the weights."""
+        """The operand's shape, which is known without the weights."""
         return operand_shapes(self.node)[self.suffix]
 
     @property
     def is_masked(self) -> bool:
-        """Whether semi2k opens the operand under a mask, which it may keep."""
+        """Whether semi2k opens the operand under a mask, which can then be kept for later runs."""
         return isinstance(self.node.op, MASKED) and self.node.op.hides_weights and self.suffix == "weight"
 
 
 def operand_shapes(node: Node) -> dict[str, Shape]:
-    """Return the shapes of a node's operands by suffix, as its function takes them."""
+    """Return the shapes of a node's operands (weights) by suffix, as the function of its op takes them."""
     shapes = node.op.weight_shapes
     blank = {f"{node.model_name}.{suffix}": np.broadcast_to(1.0, shape) for suffix, shape in shapes.items()}
     return {suffix: value.shape for suffix, value in interpreter.operands(node, blank).items()}
 
 
 def weight_variables(node: Node) -> dict[str, str]:
-    """Return the variables of a node's operands by suffix; each range of a table that is read has its own."""
+    """Return the variables of a node's operands by suffix; each part of a table that is read has its own variable."""
     _, entries = node.op.read or (0, None)
     read = "" if entries is None else f"@{entries.start}-{entries.stop}"
     return {suffix: f"{node.model_name}.{suffix}{read}" for suffix in node.op.weight_shapes}
 
 
 def operands(graphs: Sequence[OpGraph]) -> Iterator[Operand]:
-    """Yield every operand of the graphs once."""
+    """Yield every operand of the graphs once, even if several nodes read it."""
     known = set()
     for graph in graphs:
         for node in graph:
@@ -80,14 +80,14 @@ class Program(NamedTuple):
     code: bytes
 
 
-# Programs that run once before all steps, to make weight masks that are reused; then those of each step, in order.
+# First the programs that run once, to make weight masks that are reused; then those of each step, in order.
 Compiled: TypeAlias = list[list[Program]]
 
 
 def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Callable[[str], object]) -> Compiled:
-    """Compile all steps; this needs only shapes. The first graph reads the client's inputs, later ones also caches.
+    """Compile all steps from shapes alone. The first graph reads the client's inputs, later graphs also cached values.
 
-    `on_node` is called with the name of each node before it is compiled.
+    `on_node` is called with the name of each node before the node is compiled.
     """
     weights = list(operands(graphs))
     shapes = {operand.variable: operand.shape for operand in weights}  # of every variable that is known
@@ -115,10 +115,9 @@ def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Ca
 
 @lru_cache(maxsize=4096)
 def _compiled(op: Op, suffixes: tuple[str, ...], sources: tuple[Shape, ...]) -> tuple[bytes, Shape]:
-    """Return the compiled code of an op and the shape of its output.
+    """Return the compiled code and the output shape of an op with these weights.
 
-    suffixes: of its operands. sources: shapes of its inputs. A process that is reused for another job has the code
-    already.
+    sources: shapes of the weights, then of the inputs. Cached also for later jobs of this process.
     """
     import jax
     from spu import libspu
@@ -158,7 +157,7 @@ def _code(
 
 
 def operand_visibility(op: Op) -> Any:
-    """Return the visibility of an op's weights: public if all parties know them."""
+    """Return SPU's visibility of an op's weights: secret if the op hides them, or else public."""
     from spu import libspu
 
     return libspu.Visibility.VIS_SECRET if op.hides_weights else libspu.Visibility.VIS_PUBLIC

@@ -1,4 +1,4 @@
-"""The engines that run op graphs here, by the protocols that they run, and the commands that install them."""
+"""The engines that run op graphs here: which one runs a protocol, and the commands that install them."""
 
 import sys
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ NEWEST_PYTHON = (3, 11)  # the engine has wheels for 3.10 and 3.11
 class Engine:
     """An MPC engine.
 
-    package: its name. link: the connections between its parties. counts_rounds: whether it counts rounds; if not, they
-        are measured by adding delays.
+    package: name of its Python package. link: kind of connection between its parties, for reports. counts_rounds:
+        whether it counts rounds; if not, rounds are measured by adding delays.
     """
 
     package: str
@@ -42,7 +42,7 @@ ENGINES = {
 
 
 def engine_of(protocol: str) -> Engine:
-    """Return the engine of a protocol. Raises UserError for a protocol that no engine runs here."""
+    """Return the engine that runs a protocol. Raise UserError for a protocol that no engine runs here."""
     if protocol in ENGINE_PROTOCOLS:
         return ENGINES[ENGINE_PROTOCOLS[protocol].engine]
     known = ", ".join(ENGINE_PROTOCOLS)
@@ -52,9 +52,9 @@ def engine_of(protocol: str) -> Engine:
 
 
 def walk(protocol: str, some: Sequence[Op], setting: EngineSetting) -> tuple[Comm, ...]:
-    """Return the cost of each op in a run of all of them, in order.
+    """Return the predicted cost of each op in a run of all of them, in order.
 
-    Raises UserError for a protocol without engine, a setting that it lacks, an op without formula, or too small a ring.
+    Raise UserError for a protocol without an engine or this setting, an op without a formula, or too small a ring.
     """
     engine_of(protocol)
     check_setting(protocol, setting)

@@ -1,4 +1,4 @@
-"""The interface of an engine to a party: it stores values by variable and runs the ops of a session on them.
+"""The interface of an engine to a party: it stores shares of named variables, and runs the ops of a session on them.
 
 The peak memory of a party's process is as Linux counts it; on other systems it is unknown.
 """
@@ -19,19 +19,19 @@ RESET_PEAK = "5"  # proc_pid_clear_refs(5): the resident memory becomes the peak
 
 
 def give_back() -> None:
-    """Return freed memory, which would count as resident, to the system, if the C library can do so."""
+    """Return freed memory to the system, so that it does not count as resident, if the C library can do so."""
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def reset_peak() -> None:
-    """Reset the peak to the memory that is resident now, if Linux allows it."""
+    """Reset this process's peak to the memory that is resident now, if Linux allows it."""
     with suppress(OSError):
         RESET.write_text(RESET_PEAK)
 
 
 class Traffic(NamedTuple):
-    """What a party sent in an op, and the rounds for which it waited; None if the engine does not count rounds."""
+    """What a party sent in an op, and the rounds for which it waited (None if they are not counted)."""
 
     sent_bytes: int
     messages: int
@@ -39,7 +39,7 @@ class Traffic(NamedTuple):
 
 
 class Runtime(ABC):
-    """One party's runtime. A share is whatever the engine makes of an array; parties that do not compute have none."""
+    """One party's runtime. A share is what the engine makes of an array, in its own type; a dealer has no shares."""
 
     @abstractmethod
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:
@@ -67,19 +67,19 @@ class Runtime(ABC):
 
     @abstractmethod
     def hold(self, values: Mapping[str, Any]) -> None:
-        """Store this party's shares, given by the names of their variables."""
+        """Store this party's shares, given by variable."""
 
     @abstractmethod
     def start(self) -> None:
-        """Do once what all steps need; the weights are stored by then, and no step has run."""
+        """Do once what all steps need. This is called when the weights are stored, before the first step."""
 
     @abstractmethod
     def run(self, step: int, index: int, node: Node) -> None:
-        """Run the op with this index in a step."""
+        """Run `node`, the op with this index in a step, on stored variables, and store its output under its name."""
 
     @abstractmethod
     def share(self, variable: str) -> Any:
-        """Return this party's share of a variable; None if it does not compute."""
+        """Return this party's share of a variable; None at a dealer."""
 
     @abstractmethod
     def drop(self, variable: str) -> None:
@@ -99,4 +99,4 @@ class Runtime(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Wait until all that was sent has arrived; all parties do this at the same time."""
+        """End the runtime, once all that was sent has arrived; all parties do this at the same time."""

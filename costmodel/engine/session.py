@@ -1,4 +1,4 @@
-"""The parent's side of a session: it gives parties to processes, drives the client, and always ends the processes."""
+"""The parent's side of a session: it runs parties in child processes, commands the client, and ends the processes."""
 
 import json
 import re
@@ -32,8 +32,8 @@ PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start fail
 class Measured:
     """Measured cost of an op or a whole graph; bytes and messages (send actions) are summed over parties.
 
-    seconds: from the start of the op at its first party, or the end of the op before at its last party if that is
-        later, to the end at its last party, by one clock. Preprocessing counts in the first op that needs it.
+    seconds: from when the first party starts the op or, if that is later, the last party ends the op before it, to when
+        the last party ends the op, by one clock. Preprocessing counts in the first op that needs it.
     rounds: None if the engine does not count them.
     """
 
@@ -47,7 +47,7 @@ class Measured:
 class StepRun:
     """The cost of a step, op by op for every party, and its logits (projected tokens x vocab), opened after the run.
 
-    `seconds` is the client's time, from sharing the tokens until it has the logits.
+    seconds: the client's time, from sharing the inputs until it has the logits.
     """
 
     by_party: tuple[tuple[OpCost, ...], ...]
@@ -56,14 +56,14 @@ class StepRun:
 
     @property
     def token(self) -> int:
-        """The most likely token after the last one of the step."""
+        """The id of the most likely token after the last one of the step."""
         return int(self.logits[-1].argmax())
 
     @property
     def by_op(self) -> tuple[Measured, ...]:
         """The cost of every op, in the graph's order; rounds are the most that any party waited for.
 
-        Seconds hold only if all parties run on this machine, since they compare the clocks of the parties.
+        Seconds hold only if all parties run on one machine, since they compare the clocks of the parties.
         """
         by_op, ended_s = list[Measured](), float("-inf")
         for costs in zip(*self.by_party, strict=True):
@@ -95,11 +95,11 @@ class StepRun:
 
 
 class Session:
-    """Parties that this machine runs, by rank; the others, if any, run elsewhere.
+    """The processes (`children`, by rank) of the parties on this machine; other parties, if any, run elsewhere.
 
-    set_delay: sets the one-way delay in seconds of the link between parties, for the steps from now on.
+    set_delay: sets the one-way delay of the link between parties, in seconds, for later steps.
     Known once the parties are ready: op_graph, the fingerprint on which all agreed; num_steps, the number of op graphs
-    in the plan; ready_s, seconds from start to ready; shared_bytes, the bytes that the parties here sent until then,
+    in the plan; ready_s, seconds from start to ready; shared_bytes, the bytes that the parties here sent until ready,
     mostly programs and shares of weights.
     """
 
@@ -118,10 +118,10 @@ class Session:
             Thread(target=self._listen, args=(rank,), daemon=True).start()
 
     def await_ready(self) -> None:
-        """Wait until all parties have met, agreed and shared.
+        """Wait until all parties have met, agreed on what to run, and shared the weights.
 
-        Raise UserError, in one line, if they do not meet or agree, or a weight or device does not fit; StoppedError if
-        one fails.
+        Raise UserError, in one line, if parties do not meet or agree, or a weight or device does not fit; StoppedError
+        if a party fails.
         """
         answers = [self.answer(rank).header for rank in self.children]
         self.op_graph, self.num_steps = answers[0]["op_graph"], answers[0]["num_steps"]
@@ -129,7 +129,7 @@ class Session:
         self.shared_bytes = sum(answer["shared_bytes"] for answer in answers)
 
     def run(self, step: int, inputs: Mapping[str, Array]) -> StepRun:
-        """Run a step on inputs that the client shares. Raise StoppedError, in one line, if a party fails."""
+        """Run a step on named inputs, which the client shares. Raise StoppedError, in one line, if a party fails."""
         self.children[CLIENT].tell("run", dict(inputs), step=step)
         answer, (costs, logits) = self.answer(CLIENT)
         return StepRun(
@@ -205,9 +205,9 @@ def alone(part: Assignment) -> Iterator[Session]:
 
 @contextmanager
 def on_this_machine(client: Assignment, link: Link = tcp) -> Iterator[Session]:
-    """Yield a session with all parties on this machine, ready, on a link of its own; `client` is as for `part_of`.
+    """Yield a ready session with all parties on this machine, on a link of its own.
 
-    Raise errors as `started` and `Session.await_ready`, and UserError as the link.
+    client: an assignment with the data of all parties. Raise errors as `started`, `Session.await_ready` and the link.
     """
     for attempt in range(1, STARTS + 1):
         with ExitStack() as stack:

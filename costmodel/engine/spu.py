@@ -1,6 +1,6 @@
-"""Runs op graphs under a real MPC engine, SecretFlow-SPU or CrypTen, and measures the cost of every op.
+"""Run op graphs under a real MPC engine, SecretFlow-SPU or CrypTen, and measure the cost of every op.
 
-All parties run each op by itself, with its function from `execution.op_functions`, and its result stays secret-shared
+The parties run each op by itself, with its function from `execution.op_functions`, and its result stays secret-shared
 for the next op. So costs are counted per op, and the ops that are priced are the ops that run. Before the run, weights
 are secret-shared or stay with the server alone, unless all parties know them; the client shares its tokens, one-hot
 encoded or as ids. Not counted are sharing inputs and weights, opening the logits, and messages before the first op. A
@@ -9,8 +9,8 @@ threads as the setting says.
 
 CrypTen counts its rounds. SecretFlow-SPU counts messages, but does not wait for most of them, so its rounds are
 measured: the same parties run the same ops several times through a relay that delays every message. The slope of wall
-time over the one-way delay is the number of delays that follow one another: rounds, as `costmodel.cost` defines them.
-As in a normal run, there is no barrier between ops, so a party that does not wait in one op is ahead in the next.
+time over the one-way delay is the number of delays that follow one another, which is the number of rounds. As in a
+normal run, there is no barrier between ops, so a party that does not wait in one op is ahead in the next.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ WARM_UPS = 2  # for one-time set-up, and for batches that the first pass almost 
 
 
 class Job(NamedTuple):
-    """A measurement to make of one step: an assignment with the data of all parties, and the step's inputs by name."""
+    """A step to measure: an assignment with the data of all parties, and the step's inputs by name."""
 
     client: Assignment
     inputs: Mapping[str, Array]
@@ -72,7 +72,7 @@ def _given(graph: OpGraph, num_tokens: int, deployment: Deployment) -> OpGraph:
 
 
 def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
-    """Return a job that runs each op by itself on random numbers of seed 0. Errors are as for `graph_job`."""
+    """Return a job that runs each op by itself on random numbers (seed 0). Raise UserError as `graph_job`."""
     generator = np.random.default_rng(0)
     nodes: list[Node] = []
     inputs: dict[str, Array] = {}
@@ -90,7 +90,7 @@ def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
 
 
 def total_measured(costs: Iterable[Measured]) -> Measured:
-    """Return the total cost of ops that run one after another; its rounds are None if those of any op are."""
+    """Return the total cost of ops that run one after another; rounds are None if they are None for any op."""
     parts = list(costs)
     rounds = [cost.rounds for cost in parts if cost.rounds is not None]
     return Measured(
@@ -110,7 +110,7 @@ def run(
     protocol: str,
     setting: EngineSetting,
 ) -> StepRun:
-    """Run one forward pass of a sequence under the engine; with kept weight masks, run two and return the second.
+    """Run one forward pass under the engine and return it; with kept weight masks, run two and return the second.
 
     Weights, tokens and caches are as for `interpreter.execute`, and errors as for `graph_job` and `passes`.
     """
@@ -128,10 +128,10 @@ def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tupl
 
 
 def passes(job: Job, link: Link, delays_s: Sequence[float]) -> list[StepRun]:
-    """Return the runs of one job by the same parties, one for each one-way delay of the link, in seconds.
+    """Return several runs of one job by the same parties, one for each one-way delay of the link, in seconds.
 
-    Raises UserError for a weight that does not fit, an engine or device that this machine lacks, or a delay that the
-    link does not have; StoppedError, in one line, if the engine fails.
+    Raise UserError for a weight that does not fit, an engine or device that this machine lacks, or a delay that the
+    link cannot make; StoppedError, in one line, if the engine fails.
     """
     runs = []
     with on_this_machine(job.client, link) as session:
@@ -144,10 +144,10 @@ def passes(job: Job, link: Link, delays_s: Sequence[float]) -> list[StepRun]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRounds:
-    """Rounds of every op, in order (`by_op`): the slope of its seconds over the one-way delay, not a whole number.
+    """Measured rounds of every op, in order (`by_op`).
 
-    `seconds` has, for each delay in seconds, that delay and the total seconds of all ops. `residual_s` is the largest
-    distance of such a total from the fitted line.
+    by_op: slope of an op's seconds over the one-way delay, so not a whole number. seconds: pairs of a delay in seconds
+        and the total seconds of all ops. residual_s: largest distance of such a total from the fitted line, in seconds.
     """
 
     by_op: tuple[float, ...]
@@ -179,10 +179,10 @@ def parse_delays(text: str) -> tuple[float, ...]:
 def measured_rounds(job: Job, *, delays_s: Sequence[float]) -> MeasuredRounds:
     """Return the rounds of one pass, without one-time set-up and without batches of oblivious transfers.
 
-    Under cheetah, the rounds of making triples for small products are included, if a pass makes some.
+    Under cheetah, the rounds of making triples for small products are included, if a pass makes any.
 
     `delays_s` are one-way delays in seconds. Raise UserError as `check_delays` and `passes`; StoppedError if the engine
-    fails, or all passes under a delay made transfers ahead.
+    fails, or if all passes with one of the delays made a batch of transfers.
     """
     check_delays(delays_s)
     delays = sorted(set(delays_s))

@@ -1,4 +1,4 @@
-"""A party's runtime of SecretFlow-SPU: the client compiles the programs, and costs come from the engine's profile."""
+"""A party's runtime under SecretFlow-SPU, with programs from the client, and costs from the engine's profile."""
 
 import gc
 import re
@@ -53,7 +53,7 @@ def shares_io(protocol: str, setting: EngineSetting) -> Any:
 
 
 def make_shares(protocol: str, setting: EngineSetting, value: Array, op: Op | None = None) -> list[Any]:
-    """Return every party's share of an input or, with the op that reads it, of a weight, held as `setting` says."""
+    """Return every party's share of an input or, given the op that reads it, of a weight (see `setting.weights`)."""
     from spu import libspu
 
     seen = libspu.Visibility.VIS_SECRET if op is None else operand_visibility(op)
@@ -63,7 +63,7 @@ def make_shares(protocol: str, setting: EngineSetting, value: Array, op: Op | No
 
 
 def entries(log: str) -> list[Traffic]:
-    """Return bytes and messages of every program in a log, in the order in which the programs ran."""
+    """Return the bytes and messages of every program in the engine's log, in the order in which they ran."""
     return [Traffic(int(match["sent_bytes"]), int(match["messages"])) for match in _LINK.finditer(log)]
 
 
@@ -158,7 +158,7 @@ class SpuRuntime(Runtime):
         self.runtime.del_var(variable)
 
     def traffic(self, num_ops: int) -> list[Traffic]:
-        """Return bytes and messages of each of the last `num_ops` programs, once they are in the profile."""
+        """Return the bytes and messages of each of the last `num_ops` programs, once the profile has all of them."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             content = read_all(LOG, self.log_position)
@@ -171,7 +171,7 @@ class SpuRuntime(Runtime):
         return programs
 
     def stop(self) -> None:
-        """Wait until the other links have stopped too. This link stays open, since a party may await a last receipt."""
+        """Wait until the other parties' links stop. This link stays open, since a party may await a last receipt."""
         self.runtime = None
         gc.collect()
         self.link.stop_link()

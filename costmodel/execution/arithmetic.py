@@ -1,7 +1,7 @@
-"""The fixed point of the engines, emulated on doubles: what an op computes there, and whether it stays in range.
+"""Emulate the engines' fixed point on doubles: what an op computes there, and whether its numbers stay in range.
 
 The functions of ops run on `Number`s. Every product is checked and rounded as the engine does, and the arguments of
-exponentials, inverses and roots must be where the engine's results are right. So an op that is added is checked too.
+exponentials, inverses and roots must be where the engine's results are right. So a new op needs no check of its own.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ TANH = (
     -0.025830290571688078, 0.014338801903468182, -0.008541730970059077, 0.0061230685785789475,
 )  # fmt: skip
 TANH_END, PIECES_END = 5.0, 8.0  # beyond which tanh is constant, and the piecewise GELU is x or 0
-SCALED = (ops.Linear, ops.VocabProjection)  # under CrypTen their matrix is held times WEIGHT_SCALE, their input divided
+SCALED = (ops.Linear, ops.VocabProjection)  # CrypTen multiplies their matrix by WEIGHT_SCALE, and divides their input
 
 
 class Number(np.ndarray[Any, Any]):
-    """Values of secrets as doubles; the engine stores `scale` times as much. `arithmetic` computes their functions."""
+    """Secret values as doubles, of which the engine stores `scale` times as much; `arithmetic` computes on them."""
 
     arithmetic: Any = None
     scale = 1
@@ -48,11 +48,11 @@ class Number(np.ndarray[Any, Any]):
 
 
 class Arithmetic:
-    """An engine's fixed point, emulated as a library for ops, with its own functions for some of them.
+    """An engine's emulated fixed point, in the form of a library for the functions of ops; it replaces some of these.
 
-    margin: factor by which numbers must be within the limits, because other text has larger ones. num_sequences: number
-    of sequences in the data. num_extreme: how many of them, the last ones, have rare tokens, so that imprecise inverse
-    roots in them are not counted. wrong: expected number of wrong results by op, since an engine errs at random.
+    margin: limits are divided by it, because other text has larger numbers. num_sequences: number of sequences in the
+    data. num_extreme: how many of these, the last, have rare tokens; imprecise inverse roots in them are not counted.
+    wrong: expected number of wrong results so far, by name of the op, since an engine errs at random.
     """
 
     numpy = np
@@ -104,7 +104,7 @@ class Arithmetic:
         return output
 
     def holds(self, node: Node, operands: Weights, *inputs: Array) -> bool:
-        """Return whether all numbers of an op stay within the engine's range."""
+        """Return whether `evaluate` finds that all numbers of an op stay within the engine's range."""
         try:
             self.evaluate(node, operands, *inputs)
         except OutOfRangeError:
@@ -124,9 +124,9 @@ class Arithmetic:
             raise OutOfRangeError(why, with_fewer_bits=True)
 
     def number(self, value: Array, scale: int = 1) -> Array:
-        """Return the values, which must be rounded already, as a `Number` of this arithmetic.
+        """Return values, which must be rounded already, as a `Number` of which the engine stores `scale` times as much.
 
-        The engine stores `scale` times as much. The result shares the memory of an array.
+        The result shares the memory of `value`.
         """
         made = np.asarray(value).view(Number)
         made.arithmetic, made.scale = self, scale
@@ -139,24 +139,24 @@ class Arithmetic:
         return np.rint(value * (scale / self.unit)) * (self.unit / scale)
 
     def truncated(self, value: Array) -> Array:
-        """Return products as engines truncate them: to the unit below or above, at random, with the right mean."""
+        """Round products at random to the unit below or above, with the right mean, as engines truncate them."""
         drawn = self.digits.random(np.shape(value), dtype=np.float32)
         return np.floor(value * (1 / self.unit) + drawn) * self.unit
 
     def encoded(self, node: Node, value: Array) -> Array:
-        """Return a weight as the engine encodes it before it is shared."""
+        """Return a weight as the engine encodes it for sharing. Raise OutOfRangeError if it is too large."""
         self.require("weights", value, -self.most, self.most)
         return self.number(self.rounded(value))
 
     def public(self, value: Any, scale: int, *, is_factor: bool) -> Any:
-        """Return a constant as the engine encodes it."""
+        """Return a public constant as the engine encodes it, for an operand of scale `scale`."""
         value = np.asarray(value)
         if value.dtype.kind != "f" or (is_factor and value.ndim == 0 and self.is_exact(float(value))):
             return value
         return np.trunc(value * (scale / self.unit)) * (self.unit / scale)
 
     def apply(self, ufunc: Any, method: str, inputs: Any, settings: Any) -> Array:
-        """Return what the engine computes for a function of numpy. Raise UserError if that is not emulated."""
+        """Return what the engine computes for a function of numpy. Raise UserError if the function is not emulated."""
         if method == "reduce" and ufunc in (np.add, np.maximum):
             return self.number(ufunc.reduce(inputs[0].view(np.ndarray), **settings))
         if method != "__call__" or ufunc not in self.functions:
@@ -172,7 +172,7 @@ class Arithmetic:
         return result if isinstance(result, Number) else self.number(result, self.scale if ufunc is np.add else 1)
 
     def require(self, what: str, value: Array, least: float, most: float, *, with_fewer_bits: bool = False) -> None:
-        """Raise OutOfRangeError unless all numbers are within the limits over `margin` (except a positive `least`)."""
+        """Raise OutOfRangeError unless all numbers are within the limits over `margin` (`least` only if negative)."""
         low, high = (float(limit) for limit in (np.min(value.view(np.ndarray)), np.max(value.view(np.ndarray))))
         least, most = least / self.margin if least < 0 else least, most / self.margin
         if not (least <= low and high <= most):
@@ -182,15 +182,15 @@ class Arithmetic:
             )
 
     def product(self, value: Array) -> Array:
-        """Return truncated products. Raise OutOfRangeError if one overflows, or else count how many may be wrong."""
+        """Return truncated products; raise OutOfRangeError if one overflows, or count how many may be wrong."""
         raise NotImplementedError
 
     def may_fail(self, expected: float) -> None:
-        """Add to the expected number of wrong results of the op that runs."""
+        """Add `expected` to the expected number of wrong results of the op that runs."""
         self.wrong[self.op] = self.wrong.get(self.op, 0.0) + expected
 
     def embed(self, op: ops.TokenEmbedding, library: Any, weights: Weights, tokens: Array) -> Array:
-        """Return rows of the table, as a product with one-hot tokens does."""
+        """Return the rows of the embedding table for tokens (one-hot or ids), as a product with one-hot tokens does."""
         return weights["weight"][tokens.argmax(axis=-1) if tokens.ndim == 2 else tokens.astype(np.int64)]
 
     def softmax(self, op: ops.Softmax, library: Any, weights: Weights, scores: Array) -> Array:
@@ -202,7 +202,7 @@ class Arithmetic:
         return FUNCTIONS[ops.Softmax](op, self, weights, scores)
 
     def gelu(self, op: ops.Gelu, library: Any, weights: Weights, source: Array) -> Array:
-        """Return GELU; in the piecewise form, powers of large inputs may overflow, because they cancel."""
+        """Return GELU; in the piecewise form, powers of large inputs are not checked, because they cancel."""
         if op.form != "piecewise":
             return FUNCTIONS[ops.Gelu](op, self, weights, source)
         plain = source.view(np.ndarray)
@@ -234,7 +234,7 @@ class SpuArithmetic(Arithmetic):
         return super().encoded(node, np.trunc(value / self.unit) * self.unit)
 
     def is_exact(self, factor: float) -> bool:
-        """Whether a factor is so small that the engine enlarges it by a power of two first (`constant_product`)."""
+        """Return whether a factor is so small that the engine first enlarges it by a power of two."""
         return abs(factor) < VERY_SMALL_UNITS * self.unit
 
     def product(self, value: Array) -> Array:
@@ -253,7 +253,7 @@ class SpuArithmetic(Arithmetic):
         return self.inverse(source)
 
     def inverse(self, source: Array) -> Array:
-        """Return inverses; the inverse of 0 is 0 under the engine."""
+        """Return inverses; that of 0 is 0, as under the engine."""
         return self.rounded(np.divide(1.0, source, out=np.zeros_like(source), where=source != 0))
 
     def rsqrt(self, source: Array) -> Array:
@@ -263,7 +263,7 @@ class SpuArithmetic(Arithmetic):
         return self.number(self.inverse(np.sqrt(source.view(np.ndarray))))
 
     def mean_square(self, source: Array) -> Array:
-        """Return mean squares, and note how likely each is a unit too large or too small."""
+        """Return mean squares, and note in `doubt` how likely each is a unit too large or too small."""
         share = np.square(source.view(np.ndarray)).mean(axis=-1, keepdims=True) / self.unit % 1
         self.doubt = share * (1 - share)
         return np.square(source).sum(axis=-1, keepdims=True) * (1 / source.shape[-1])
@@ -319,7 +319,7 @@ class CryptenArithmetic(Arithmetic):
         return super().encoded(node, value)
 
     def is_exact(self, factor: float) -> bool:
-        """Whether a factor is 1 / an integer, by which the engine divides instead."""
+        """Return whether a factor is 1 / an integer, by which the engine divides instead."""
         return bool(factor) and abs((divisor := 1 / factor) - round(divisor)) < 1e-9
 
     def truncates(self, total: float) -> None:
@@ -367,7 +367,7 @@ class CryptenArithmetic(Arithmetic):
         return self.number(self.rounded(1 / (np.exp(-source) + 1)))
 
     def gelu(self, op: ops.Gelu, library: Any, weights: Weights, source: Array) -> Array:
-        """Return GELU. The tanh form needs no check of its range, since it is right for any input."""
+        """Return GELU. The range of the tanh form is not checked, since this form is right for any input."""
         plain = source.view(np.ndarray)
         if op.form != "tanh":
             self.truncates(sum(_sum(plain**power) for power in (2, 3, 4, 6)))
@@ -396,5 +396,5 @@ ARITHMETICS: dict[str, type[Arithmetic]] = {"spu": SpuArithmetic, "crypten": Cry
 
 
 def arithmetic_of(protocol: str, setting: EngineSetting, **of: Any) -> Arithmetic:
-    """Return the emulated fixed point of a protocol's engine; the other arguments are those of `Arithmetic`."""
+    """Return the emulated fixed point of a protocol's engine; `of` are other arguments of `Arithmetic`."""
     return ARITHMETICS[ENGINE_PROTOCOLS[protocol].engine](setting, **of)

@@ -1,7 +1,7 @@
-"""Runs an `OpGraph` in plaintext, with the functions that engines run too: what is priced is what is computed.
+"""Run an `OpGraph` in plaintext, with the functions that engines run too, so that what is priced is what is computed.
 
-The functions of ops are in `execution.op_functions`; this module prepares their arrays. Everything that an engine's
-client or server computes in plaintext before the run happens in `operands` and `inputs`.
+The functions of ops are in `execution.op_functions`; this module prepares their arrays. Everything that the client or
+the server computes in plaintext before an engine's run happens in `operands` and `inputs`.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,13 +35,14 @@ def values(
 ) -> dict[str, Array]:
     """Return a graph's inputs and the outputs of all nodes by name, in plaintext and double precision.
 
-    weights: by `<node>.<suffix>`, as deployed (a temperature is t, a linear weight is out_features x in_features).
-    tokens: as many integers as the graph was lowered for; for several sequences, all first tokens, then all second
-        ones, in the order of the rows of logits; None if the graph reads no tokens.
-    caches: the graph's other inputs by name, if it has any.
-    observe: called with every node, its operands and its inputs, before it is computed.
+    weights: by `<node>.<suffix>`, as deployed (scores are divided by a temperature, and the weight of a linear is
+        out_features x in_features).
+    tokens: as many integers as the graph was made for; for several sequences, all first tokens, then all second tokens,
+        in the order of the rows of logits; None if the graph reads no tokens.
+    caches: the graph's other inputs by name; None if it has none.
+    observe: called with every node, its operands and its inputs, before the node is computed; None to call nothing.
 
-    Raises UserError for a weight or cache that is missing or of another shape, tokens of another length or outside the
+    Raise UserError for a weight or cache that is missing or of another shape, tokens of another length or outside the
     vocabulary, an op without a function, or an op of a traced model that reads a part of a value that no op selects.
     """
     library, shapes = numpy_library(), output_shapes(graph)
@@ -80,9 +81,9 @@ def inputs(graph: OpGraph, tokens: Array | None, caches: Mapping[str, Array] | N
 
 
 def encoded(graph: OpGraph, tokens: Array) -> Array:
-    """Return the tokens one-hot encoded (tokens x vocab), or as doubles if the graph looks them up.
+    """Return the tokens one-hot encoded (tokens x vocab), or their ids as doubles if the graph looks them up.
 
-    Raise UserError for another number of tokens than the graph's, or tokens outside the vocabulary.
+    Raise UserError for a graph that embeds no tokens, another number of tokens, or tokens outside the vocabulary.
     """
     op = next((node.op for node in graph if isinstance(node.op, ops.TokenEmbedding)), None)
     if op is None:
@@ -100,7 +101,7 @@ def encoded(graph: OpGraph, tokens: Array) -> Array:
 
 
 def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
-    """Return every weight of a graph's model by name: the op that reads most of it, and its suffix there."""
+    """Return, for each weight of a graph's model by name, the op that reads most of it, and its suffix there."""
     readers: dict[str, tuple[Op, str]] = {}
     for node in graph:
         for suffix, shape in node.op.weight_shapes.items():
@@ -111,7 +112,7 @@ def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
 
 
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
-    """Return a node's operands by suffix, as its function takes them: sliced, scaled, transposed or inverted.
+    """Return a node's weights by suffix, as its function takes them: sliced, scaled, transposed or inverted.
 
     Raise UserError if a weight is missing or has another shape.
     """

@@ -1,12 +1,12 @@
-"""Predicts the peak memory of a party: shares of weights, of inputs, and of outputs that later ops still read.
+"""Predict the peak memory of a party: shares of weights, of inputs, and of outputs that later ops still read.
 
     peak = sum over features of coefficient x bytes
 
-`features` counts bytes. The memory of the engine's process per byte of each feature, and by itself, is fitted
-(`MemoryTestbed`). The counts of shares are exact. Besides them, an op has temporaries, each a few times as large as its
-operands: levels of a comparison, in proportion to the outputs that are alive; masked and opened factors of a matrix
-product; under cheetah its blocks, encoded for encryption, and their encrypted results. Memory that an op frees stays
-with the process for the next op, so features add up.
+`features` counts the bytes. The coefficients are fitted (`MemoryTestbed`): the process's memory per byte of each
+feature, and without any. The counts of shares are exact. Besides shares, an op has temporaries, each a few times as
+large as its operands: levels of a comparison, in proportion to the outputs that are alive; masked and opened factors of
+a matrix product; under cheetah its blocks, encoded for encryption, and their encrypted results. Memory that an op frees
+stays with the process for the next op, so features add up.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 class MemoryFit:
     """Fitted memory of a process: bytes per byte of each feature; for the feature `process`, bytes.
 
-    worst_error: greatest relative error on a model of the fit. held_out_error: greatest one on a model left out of it.
+    worst_error: greatest relative error on a model of the fit. held_out_error: the same on a model left out of the fit.
     """
 
     coefficients: dict[str, float]
@@ -62,10 +62,10 @@ class MemoryTestbed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakMemory:
-    """Peak resident bytes of the process of the first party (the client), and of the largest other one.
+    """Predicted peak resident bytes of the client's process, and of the largest process of another party.
 
-    held_bytes: shares of weights, inputs and outputs among them, which are exact. held_out_error: greatest relative
-        error of the two fits on a model left out of them.
+    held_bytes: bytes of shares of weights, inputs and outputs, an exact part of either peak. held_out_error: greatest
+        relative error of the two fits on a model left out of them.
     extrapolation: the largest ratio of a feature to its greatest value in the fit, at least 1.
     """
 
@@ -83,7 +83,7 @@ def load_memory(protocol: str) -> MemoryTestbed:
 
 
 def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:
-    """Return predicted peaks; None if not measured: kept masks, several threads, another ring, or not on a CPU."""
+    """Return predicted peaks; None for kept masks, several threads, another ring or a GPU, which are not measured."""
     is_measured = setting.weight_masks == "fresh" and setting.threads == 1 and setting.device == "cpu"
     if not is_measured or setting.ring_bits != testbed.ring_bits:
         return None
@@ -103,7 +103,7 @@ def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) 
 
 
 def last_readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Return, by node, the outputs that are not needed once it has run. The last node's, the result, is not listed."""
+    """Return, by node, the outputs that it is the last to read (or its own, if unread), without the graph's result."""
     last = {name: node.name for node in nodes for name in node.inputs}
     spent: dict[str, list[str]] = {node.name: [] for node in nodes}
     for node in nodes[:-1]:
@@ -127,8 +127,8 @@ def alive_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[
 def held_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> int:
     """Return one party's bytes of shares of all weights and inputs.
 
-    A weight that several ops read, such as blocks of the vocabulary, counts for each op as much as it reads. Weights of
-    the server count as shared: the engine shares them when an op reads them, and the process keeps that memory.
+    A weight that several ops read, such as blocks of the vocabulary, counts for each op as much as the op reads.
+    Weights of the server count too: the engine shares them when an op reads them, and the process keeps that memory.
     """
     total, share_bytes = 0, _share_bytes(protocol, setting)
     for node in graph:
@@ -146,9 +146,9 @@ def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feat
     """Return the bytes on which a party's peak depends, by feature.
 
     process: 1, for the process itself. held: see `held_bytes`. alive: the maximum of `alive_bytes`. matrix: shares of
-    both factors and the result of the largest tile of a matrix product. blocks, results: under cheetah, the most
-    blocks of a product that are encoded at once, a word per coefficient, and the most ciphertexts that they add up to
-    before packing, two ring elements each.
+    both factors and the result of the largest tile of a matrix product. blocks, results (0 except under cheetah): the
+    most blocks of a product that are encoded at once, a word per coefficient, and the most ciphertexts that the blocks
+    add up to before packing, two ring elements each.
     """
     num_bytes: dict[Feature, int] = {
         "process": 1,

@@ -1,8 +1,8 @@
-"""The function of every op, on arrays of a library: numpy computes at once, and an engine can trace jax.numpy.
+"""The function of every op, on a library's arrays: numpy computes at once, and an engine compiles jax.numpy.
 
 Shapes: activations are rows x features; scores and attention weights are heads x queries x keys; a packed projection is
 rows x (parts x heads x head_dim), its parts queries, keys and, if there are three, values. With several sequences, rows
-are those of all first tokens, then of all second ones; heads are those of the first sequence, then of the second.
+are all first tokens, then all second tokens; heads are those of the first sequence, then of the second.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ GELU_TANH_CUBIC = 0.044715  # Hendrycks and Gimpel 2016, arXiv 1606.08415, secti
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Library:
-    """The array functions that ops need: the module `numpy`, or one like it, and functions that numpy lacks."""
+    """The array functions that ops need: `numpy` or a module like it, and functions that numpy lacks."""
 
     numpy: Any
     erf: Callable[[Array], Array]
@@ -39,14 +39,14 @@ class Library:
 
 
 def numpy_library() -> Library:
-    """Return the library that computes in plaintext, at once."""
+    """Return the library that computes in plaintext, with numpy."""
     from scipy.special import erf  # only an exact GELU needs it
 
     return Library(numpy=np, erf=erf, rsqrt=lambda source: 1 / np.sqrt(source))
 
 
 def evaluate(op: Op, library: Library, weights: Weights, *inputs: Array) -> Array:
-    """Return the output of an op, given its operands by suffix and its inputs. Raise UserError without a function."""
+    """Return an op's output, given weights (by suffix) and inputs. Raise UserError for an op without a function."""
     if type(op) not in FUNCTIONS:
         raise UserError(f"no function runs {type(op).__name__}; add one to FUNCTIONS.")
     return FUNCTIONS[type(op)](op, library, weights, *inputs)

@@ -1,12 +1,12 @@
-"""What a decoder-only language model computes, as typed operations with named dimensions.
+"""The operations of a decoder-only language model, typed and with named dimensions.
 
-An `OpGraph` is what a protocol prices and what an engine runs. Dimensions are in elements; nothing here knows a
-protocol, a price or a number of bytes.
+An `OpGraph` is what a protocol prices and an engine runs. Dimensions are numbers of elements; no op knows a protocol, a
+cost or a number of bytes. An op marked "(local)" needs no communication under any protocol.
 
-Shape conventions: activations are `rows x features` with one row per token; attention works on
-`heads x queries x keys`, and the full square is counted although the mask is causal, because the engines compute it
-in full (protocol `sigma` counts less). Rows and heads are those of all `sequences` together: rows token by token, all
-first tokens before all second ones, and heads sequence by sequence.
+Shape conventions: activations are `rows x features` with one row per token; scores are `heads x queries x keys`. All
+scores are counted although the mask is causal, because the engines compute all (protocol `sigma` counts fewer). In a
+batch, rows and heads are those of all `sequences` together: rows are ordered token by token (all first tokens, then all
+second ones), heads sequence by sequence.
 """
 
 from costmodel.ops.attention import *

@@ -1,4 +1,4 @@
-"""Ops of attention, on heads x queries x keys, and on queries, keys and values side by side."""
+"""Ops of attention: on `heads x queries x keys` scores, or on the queries, keys and values of each row."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -10,9 +10,9 @@ from costmodel.ops.rotary import RotaryScaling
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackHeads(Op):
-    """Lays queries, keys and values of separate linears side by side (local).
+    """Place the queries, keys and values of separate linears side by side, in this order (local).
 
-    query_features: features of one token's queries. key_features: features of its keys, and as many of its values.
+    query_features: features of one token's queries. key_features: features of its keys; its values have as many.
     """
 
     is_rowwise = True
@@ -33,16 +33,15 @@ class PackHeads(Op):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary(Op):
-    """Rotates the first `rotary_dim` features of every query and key head by public angles.
+    """Rotate the first `rotary_dim` features of every query and key head by public angles.
 
-    past_len: earlier tokens of a sequence, so that its first position is `past_len`.
-    key_heads: heads of the keys, and of the values behind them; None if as many as of the queries.
-    base, scaling: base and scaling of the angles; without scaling, pair f of a head turns by position x
-        base^(-2 f / rotary_dim) radians.
-    Heads may be wider than `rotary_dim`: `output_shape` is that of the narrowest, and `output_shapes` of a graph has
-    the real ones.
+    past_len: number of earlier tokens of each sequence, and thus the position of its first row.
+    key_heads: number of key heads, and of the value heads behind them; None for as many as query heads.
+    base, scaling: pair f of a head turns by position x base^(-2 f / rotary_dim) radians, or by less with a `scaling`.
+    If heads are wider than `rotary_dim`, the output is wider than `output_shape`; the function `output_shapes` returns
+    its real shape.
 
-    Local where products with public numbers are; in a fixed-point engine each costs a truncation.
+    In fixed point, each product with a public number costs a truncation, which some protocols do locally.
     """
 
     keeps_shape = True
@@ -68,7 +67,7 @@ class Rotary(Op):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatHeads(Op):
-    """Copies each key and value head for all query heads that share it (local).
+    """Copy each key and value head for all query heads that share it (local); queries are passed on.
 
     Source: Ainslie et al. 2023, grouped-query attention, https://arxiv.org/abs/2305.13245, section 2.2.
     """
@@ -98,9 +97,9 @@ class RepeatHeads(Op):
 class KeyValueCache(Op):
     """The keys and values of `past_len` tokens, an input of the graph, followed by those of `rows` new tokens (local).
 
-    past_len, rows: tokens of all sequences together. With a `past_len` of 0, new tokens are the only input.
-    features: features of one token's keys and values together, or of its keys or values alone. Of a wider input, such
-        as packed queries, keys and values, only the last `features` columns are kept.
+    past_len, rows: tokens of all sequences together. If `past_len` is 0, the new tokens are the only input.
+    features: features of one token's keys and values together, or of its keys or values alone. If the new tokens' input
+        is wider, such as packed queries, keys and values, only its last `features` columns are kept.
     """
 
     batched = ("past_len", "rows")
@@ -121,11 +120,11 @@ class KeyValueCache(Op):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionScores(OnScores):
-    """Per head, `queries x head_dim` times `head_dim x keys`, with a public factor if `scaled`.
+    """Per head, `queries x head_dim` times `head_dim x keys`, times a public factor if `scaled`.
 
-    factor: the public factor; None for 1/sqrt(head_dim). causal: whether a query's scores of later keys are not used.
-    The queries are those of the last tokens: with fewer queries than keys, the keys come from a `KeyValueCache`, or
-    rows of one. Raises UserError for a factor that is 0 or not finite.
+    factor: the public factor; None for 1/sqrt(head_dim). causal: whether a query's scores for later keys are unused.
+    The queries are those of the last tokens. If they are fewer than the keys, the keys are read from a second input,
+    such as a `KeyValueCache`. Raises UserError for a factor that is 0 or not finite.
     """
 
     label = "attention products"
@@ -150,9 +149,9 @@ class AttentionScores(OnScores):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Temperature(OnScores):
-    """Divides row i of head h of the scores by a learned, public temperature t[h, i].
+    """Divide the scores of head h and the query at position i by a learned, public temperature t[h, i].
 
-    Local where products with public numbers are; in a fixed-point engine each costs a truncation.
+    In fixed point, each product with a public number costs a truncation, which some protocols do locally.
     """
 
     label = "temperature"
@@ -173,10 +172,10 @@ class Temperature(OnScores):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreBound(OnScores):
-    """Subtracts a learned, public number per head from its scores (local).
+    """Subtract a learned, public number per head from its scores (local).
 
-    A softmax of form `bounded` uses it in place of each row's maximum; with form `power8` it moves the scores to where
-    their even power grows with them.
+    A softmax of form `bounded` needs it in place of each row's maximum. One of form `power8` needs it to make the
+    scores positive, so that their eighth power grows with them.
     """
 
     label = "bound"
@@ -192,13 +191,13 @@ class ScoreBound(OnScores):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Softmax(OnScores):
-    """Softmax over each row of `heads x queries x keys` scores, or what stands in for it.
+    """Softmax over each row of `heads x queries x keys` scores, or a cheaper function in its place.
 
-    form: `exact`; `2quad`, (x + 5)^2 over its row sum; `power8`, x^8 over its row sum, by three squarings, of scores
-        that a `ScoreBound` has moved; `relu`, max(x, 0) over 2^-10 plus its row sum; `bounded`, exp(x) over its row
-        sum, of scores that a `ScoreBound` has brought below 0, where it equals `exact`. The mask is public in every
-        form, and hidden scores add nothing to a sum; with `power8` a row that sees one key attends to it alone.
-    causal: whether a query sees no later key; else it sees all.
+    form: `exact`; `2quad`, (x + 5)^2 over its row sum; `power8`, x^8 over its row sum, by three squarings, after a
+        `ScoreBound`; `relu`, max(x, 0) over 2^-10 plus its row sum; `bounded`, exp(x) over its row sum, which equals
+        `exact` if a `ScoreBound` has made the scores small enough for exp. The mask is public in every form, and masked
+        scores add nothing to a sum. With `power8`, a row that sees one key attends to it alone.
+    causal: whether a query sees no later key; otherwise it sees all keys.
 
     Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452 (2Quad, and 2ReLU as a baseline); Zimerman et
     al. 2024, "Power-Softmax", arXiv 2410.09457 (an even power of the scores over its row sum).
@@ -213,9 +212,9 @@ class Softmax(OnScores):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapedAttention(OnScores):
-    """`a*I + b*A - c*C` per head (C = uniform causal attention), learned, public scalars a, b, c.
+    """`a*I + b*A - c*C` per head, with A the input, I the identity and C uniform causal attention.
 
-    Local where products with public numbers are; in a fixed-point engine b*A costs a truncation.
+    a, b and c are learned, public scalars. In fixed point b*A costs a truncation, which some protocols do locally.
 
     Source: He and Hofmann 2024, "Simplifying Transformer Blocks", section 4.
     """

@@ -11,8 +11,9 @@ from costmodel.ops.op import RMSNORM_EPSILON, Encoding, GeluForm, OnRows, Op, Sh
 class TokenEmbedding(Op):
     """One-hot tokens (`tokens x vocab`) times the embedding table (`vocab x features`).
 
-    encoding: `one-hot`, by the client in plaintext; `lookup`, under the protocol, from tokens shared as integers.
-    scale: factor by which the table's owner multiplies it before a run.
+    encoding: `one-hot` if the client encodes its tokens in plaintext; `lookup` if it shares them as integers, which the
+        parties compare with the vocabulary under the protocol.
+    scale: factor by which the owner of the table multiplies the table before a run.
     """
 
     label = "embedding"
@@ -44,10 +45,10 @@ class TokenEmbedding(Op):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PositionEmbedding(OnRows):
-    """Adds learned positions to `rows` tokens (`rows x features`), which follow `past_len` others of their sequence.
+    """Add to each token (`rows x features`) the learned vector of its position.
 
-    `rows` counts the tokens of all `sequences`, interleaved: all first ones, then all second ones. Local, unless the
-    server alone holds the weight, which it then shares first.
+    past_len: earlier tokens of each sequence. rows: new tokens of all `sequences`, interleaved: all first ones, then
+        all second ones. Local, unless the server alone holds the weight, which it then shares first.
     """
 
     label = "embedding"
@@ -69,9 +70,9 @@ class PositionEmbedding(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerNorm(OnRows):
-    """Normalises each row to zero mean and unit variance, then applies a gain and bias; 1e-5 is added to the variance.
+    """Normalise each row to zero mean and unit variance, then apply a gain and bias; 1e-5 is added to the variance.
 
-    affine: whether it has a gain; False if gain and bias are folded away. bias: whether a norm with a gain has a bias.
+    affine: whether it has a gain; False if gain and bias are folded away. bias: whether it has a bias beside a gain.
     """
 
     label = "LayerNorm"
@@ -88,10 +89,10 @@ class LayerNorm(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RmsNorm(OnRows):
-    """Divides each row by its root mean square, then applies a gain unless it is folded away.
+    """Divide each row by its root mean square, then apply a gain if `affine`, which is False if it is folded away.
 
     epsilon: added to the mean of squares.
-    groups: number of equal parts of a row, such as heads of queries, each normalised by itself and times the same gain.
+    groups: number of equal parts of a row, such as heads; each is normalised by itself and multiplied by the same gain.
 
     Raises UserError unless `groups` divides `features`.
 
@@ -112,7 +113,7 @@ class RmsNorm(OnRows):
 
     @property
     def num_roots(self) -> int:
-        """Number of mean squares of which a root is taken."""
+        """Number of inverse roots: one per row and group."""
         return self.rows * self.groups
 
     @property
@@ -128,8 +129,7 @@ class RmsNorm(OnRows):
 class FrozenNorm(OnRows):
     """A norm whose deviation is a constant: `gain * (x - mean(x)) + bias`, or `gain * x` if it is not centred.
 
-    It is linear, so folding leaves nothing of it; the gain includes the constant 1/sigma. `centred` does not change
-    its `work`.
+    It is linear, so folding removes it. The gain includes the constant 1/sigma. `work` does not depend on `centred`.
 
     Source: Baroni et al. 2025, "Transformers Don't Need LayerNorm at Inference Time", https://arxiv.org/abs/2507.02559.
     """
@@ -169,7 +169,7 @@ class Linear(Op):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gelu(OnRows):
-    """GELU of every element: in the tanh or the exact (erf) form, or by polynomials between thresholds."""
+    """GELU of every element: form `tanh`, `exact` (erf), or `piecewise` (polynomials between thresholds)."""
 
     label = "GELU"
 
@@ -230,7 +230,7 @@ class Multiply(OnRows):
 class Scale(OnRows):
     """Every element times one public number, `factor`, that is part of the architecture and not learned.
 
-    Local where products with public numbers are; in a fixed-point engine each costs a truncation.
+    In fixed point, each product with a public number costs a truncation, which some protocols do locally.
 
     Raises UserError for a factor of 1, of 0, or that is not finite.
     """
@@ -253,7 +253,7 @@ class Add(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaledAdd(OnRows):
-    """`beta * residual + branch / alpha` with learned scalars (local only if folded into neighbouring weights)."""
+    """`beta * residual + branch / alpha` with learned, hidden scalars; if they are folded away, an `Add` is left."""
 
     label = "scaled residual"
     weights = "hidden"
@@ -322,7 +322,7 @@ class JoinColumns(OnRows):
 class VocabProjection(OnRows):
     """The logits: `rows x features` times the transpose of the output table (`vocab x features`).
 
-    whole: entries of the table, if only `vocab` of them, from `first` on, are computed here; None for all.
+    whole: number of entries of the table, if only `vocab` of them, from `first` on, are computed; None if all are.
     """
 
     label = "vocabulary"

@@ -1,4 +1,4 @@
-"""What all ops have in common: shapes, weights, and how an op is rewritten; and the op graph of a model."""
+"""What all ops have in common (shapes, weights, rewriting), and the op graph of a model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -21,22 +21,22 @@ class Op:
     """One operation. Its fields are its dimensions and forms; class attributes are the same for every op of its type.
 
     label: its name in figures; the class name if empty.
-    weights: `hidden` from all parties but their owner; `public`; or `none`. public: whether hidden weights are shown to
-        all parties in this deployment.
+    weights: `none`; `public`; or `hidden` from all parties but their owner. public: whether this deployment shows
+        hidden weights to all parties.
     transposed: weights that are transposed before a run, because an engine that keeps a weight's mask keeps the mask of
         an array, not of a view. inverted: weights that their owner inverts before a run, because a division costs more
         than a product.
     has_longer_table: whether its weight is learned for the whole context and may be longer than what `read` needs.
-    weight_std: standard deviation of a randomly drawn weight matrix; for a transposed one, times the square root of its
-        columns.
+    weight_std: standard deviation of a weight matrix in random models, times the square root of its columns if it is
+        `transposed`; None for weights drawn about 1, such as gains.
     output_dims, input_dims: names of the fields that give the shape of its output and of each of its `num_inputs`
         inputs; without `input_dims`, inputs have the output's shape. keeps_shape: whether its output has the shape of
-        its first input, whatever that is.
-    batched: the dimensions that a batch multiplies by its number of sequences.
+        its first input, whatever `output_dims` give.
+    batched: names of the fields that a batch multiplies by its number of sequences.
     is_rowwise: whether a row of its output depends only on the same row of its inputs.
-    is_product: whether it is a matrix product; one kernel computes all of them, so their seconds are fitted together.
+    is_product: whether it is a matrix product; one kernel computes all products, so their seconds are fitted together.
     is_local: whether it only moves or adds up its inputs, so that the parties send nothing.
-    works_on_rows: whether it also has work per row, such as an inverse root.
+    works_on_rows: whether it has work per row, such as an inverse root, beside its work per element.
     """
 
     label: ClassVar[str] = ""
@@ -75,20 +75,20 @@ class Op:
 
     @property
     def weight_shapes(self) -> dict[str, Shape]:
-        """The shapes of its deployed weights, by suffix to the node's name; a longer table has the needed length."""
+        """The shapes of its weights by suffix to the node's name; a longer table counts only as far as it is needed."""
         return {}
 
     @property
     def read(self) -> tuple[int, range] | None:
-        """The axis along which it reads a part of its weight, and the entries of that part; None if it reads all."""
+        """The axis along which it reads only part of its weight, and the indices of that part; None if it reads all."""
         return None
 
     @property
     def work(self) -> dict[str, int]:
-        """The amounts of work that its seconds grow with, by unit: `elements`, and `rows` if it works on rows.
+        """The amounts of work, by unit, that determine its seconds: `elements`, and `rows` if it works on rows.
 
-        Elements are those of the output or, if it has more, of the first input. Empty for a matrix product. Some ops
-        count otherwise, or in other units.
+        Elements are those of the output or, if larger, of the first input. Some ops count otherwise or in other units.
+        Empty for a matrix product, whose work depends on the protocol.
         """
         if self.is_product:
             return {}
@@ -96,7 +96,7 @@ class Op:
         return rows | {"elements": max(prod(self.output_shape), prod(self.input_shapes[0]))}
 
     def of_rows(self, first: int, taken: int) -> Self:
-        """Return a row-wise op for its rows `first` to `first + taken` only; positions are moved on by `first`."""
+        """Return a row-wise op for only `taken` of its rows, from row `first` on; its `past_len` grows by `first`."""
         values: dict[str, Any] = {self.batched[0]: taken}
         if hasattr(self, "past_len"):
             values["past_len"] = self.past_len + first
@@ -135,7 +135,7 @@ USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # values that 
 
 
 def shape(op: Op) -> dict[str, int]:
-    """Return the integer fields of an op by name, without those that have the value in `USUAL`."""
+    """Return the integer fields of an op by name, without those that have their value in `USUAL`."""
     values = {field.name: getattr(op, field.name) for field in fields(op)}
     return {name: value for name, value in values.items() if type(value) is int and USUAL.get(name) != value}
 
@@ -144,7 +144,8 @@ def shape(op: Op) -> dict[str, int]:
 class Node:
     """One op of a graph.
 
-    name: unique in its graph, e.g. `layers.3.ffn.up`; after an `@` comes the part of an op that is split.
+    name: unique in its graph, such as `layers.3.ffn.up`; `NAME@PART` is one part of an op that a deployment splits.
+    layer: number of its layer, from 0, or `embed` or `head` for what comes before or after the layers.
     inputs: names of the nodes or graph inputs that it reads, in operand order; `tokens` is the model's input.
     """
 
@@ -155,7 +156,7 @@ class Node:
 
     @property
     def model_name(self) -> str:
-        """The op's name in the model, which its weights carry in a state dict."""
+        """The name without its part; the op's weights are `<model_name>.<suffix>` in a state dict."""
         return self.name.partition("@")[0]
 
 
@@ -169,7 +170,7 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpGraph:
-    """Nodes in execution order; the output of the last one is the logits. inputs: inputs beside `tokens`.
+    """Nodes in execution order, the last of which usually gives the logits. inputs: secret inputs beside `tokens`.
 
     Raises UserError for a repeated name, an input that no earlier node produces, or a dimension below 1.
     """
@@ -200,7 +201,7 @@ class OpGraph:
 
 
 def output_shapes(graph: OpGraph) -> dict[str, Shape]:
-    """Return the shape of every node's output, by name."""
+    """Return the shape of every node's output, by the node's name."""
     shapes: dict[str, Shape] = {}
     for node in graph:
         shapes[node.name] = shapes[node.inputs[0]] if node.op.keeps_shape else node.op.output_shape

@@ -8,10 +8,10 @@ from costmodel.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RotaryScaling:
-    """Slower angles, so that positions of a longer context look like those of a shorter one.
+    """Slower rotation, so that positions of a longer context look like those of a shorter one.
 
-    factor: what the rates of slow pairs are divided by. context: tokens of the shorter context; 0 makes every pair slow
-        (linear).
+    factor: divisor of the rates of slow pairs. context: tokens of the shorter context; 0 makes every pair slow
+        (linear scaling).
     low, high: a pair is slow if it makes fewer than `low` turns within that context; from `high` turns on, its rate is
         not changed; between the two its rate is interpolated.
 
@@ -35,7 +35,7 @@ class RotaryScaling:
 
 
 def rotary_rates(rotary_dim: int, base: float, scaling: RotaryScaling | None = None) -> list[float]:
-    """Return the angle by which each of the rotary_dim / 2 pairs turns from one position to the next, in radians.
+    """Return the radians by which each pair f turns per position: base^(-2 f / rotary_dim), or less with a `scaling`.
 
     Source: Su et al. 2021, arXiv 2104.09864, equation 15.
     """

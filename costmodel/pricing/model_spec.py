@@ -46,10 +46,10 @@ class ModelOptions(Deployment, Dimensions):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A model that a user asked for, with its name in output and its deployment.
+    """A model that a user asked for, with its name in output, the base of a notation, and its deployment.
 
-    `architecture` is None for an op graph that was passed or traced from a torch module; `how` says where the op graph
-    of a checkpoint comes from. `whole` returns the op graph for a given number of prompt tokens, before deployment.
+    `architecture` is None for an op graph that was passed or traced from a torch module; `how` says how the op graph of
+    a checkpoint is made. `whole` returns the op graph for a given number of prompt tokens, before deployment.
     """
 
     name: str
@@ -62,7 +62,7 @@ class ModelSpec:
 
     @cached_property
     def graph(self) -> OpGraph:
-        """The op graph of a prompt of `seq_len` tokens as it is run; errors are those of `whole` and `deploy`."""
+        """The op graph of the prompt as it is run; a UserError is raised if the model cannot be run in this way."""
         return deploy(self.whole(self.seq_len), self.deployment)
 
     @property
@@ -83,7 +83,7 @@ class ModelSpec:
 
     @property
     def folded(self) -> "ModelSpec | None":
-        """The folded model; None for an op graph, or if folding renumbers layers that the deployment names."""
+        """The folded model; None without architecture, or if folding renumbers layers that the deployment names."""
         if self.architecture is None:
             return None
         left = deployed(self.architecture)
@@ -94,7 +94,7 @@ class ModelSpec:
 
     @property
     def answering(self) -> "ModelSpec":
-        """The same model, computing logits of the last prompt token only, as it does to generate new tokens.
+        """The same model with only the logits of the last prompt token, which are enough to generate new tokens.
 
         A UserError is raised for phase decode, which reads no prompt.
         """
@@ -128,8 +128,8 @@ def resolve_model(model: Model, options: ModelOptions = ModelOptions()) -> Model
         options: dimensions of the model, and how it is run.
 
     Raises:
-        UserError: If the architecture or base is unknown, dimensions do not fit, a model with its own dimensions or
-            tokens is given others, or it cannot be run in this way.
+        UserError: If the architecture or base is unknown or cannot be read, dimensions do not fit together, or a model
+            that has its own dimensions or number of tokens is given others.
     """
     dimensions, deployment = options.part(Dimensions), options.part(Deployment)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None

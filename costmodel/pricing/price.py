@@ -48,10 +48,10 @@ class DealtKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedModel:
-    """A model with its costs for one token, or for all `new_tokens` together; bytes are summed over parties.
+    """A model with its costs for one token, or for all `new_tokens` together; sent bytes are summed over parties.
 
-    `pricer` combines protocol, network and testbed. A UserError is raised when the costs are first used if the protocol
-    has no formula for an op.
+    `pricer` combines protocol, network and testbed. Costs are computed when first used; a UserError is then raised if
+    the protocol has no formula for an op.
     """
 
     asked: ModelSpec
@@ -83,7 +83,7 @@ class PricedModel:
 
     @property
     def estimate(self) -> Estimate:
-        """The costs by op and by layer."""
+        """The costs in total, by layer and by op, with the range of latencies."""
         return self.generation.whole
 
     @property
@@ -96,7 +96,7 @@ class PricedModel:
 
     @cached_property
     def memory(self) -> PeakMemory | None:
-        """Peak memory of a party, the larger of the first and the last run's; None if it was not measured."""
+        """Peak memory of a party in the first or the last run, whichever is larger; None if it was not measured."""
         if not isinstance(self.pricer, Derived):
             return None
         testbed = load_memory(self.pricer.protocol)
@@ -115,7 +115,7 @@ class PricedModel:
 
     @property
     def latency_s_range(self) -> tuple[float, float] | None:
-        """Least and greatest latency consistent with the data, in seconds; None if exact or not known."""
+        """Least and greatest latency, in seconds, that agree with the data; None if exact or not known."""
         return self.estimate.latency_s_range
 
     @property
@@ -146,7 +146,7 @@ class PricedModel:
 
     @cached_property
     def deployed(self) -> "PricedModel | None":
-        """The folded model, priced in the same way; None for an op graph, or if folding renumbers layers you named."""
+        """The folded model, priced likewise; None without architecture, or if folding renumbers layers you named."""
         return None if (folded := self.asked.folded) is None else replace(self, asked=folded)
 
     @cached_property
@@ -158,7 +158,7 @@ class PricedModel:
 
     @cached_property
     def savings(self) -> tuple[Saving, ...]:
-        """Ways to run the model for less without changing its function, cumulative; costs are per new token."""
+        """Flags that make the model cheaper with the same function, each with those before it; costs per new token."""
         return savings(
             self.asked.whole,
             self.pricer,
@@ -184,8 +184,8 @@ class PricedModel:
         """Return the JSON document of `python -m costmodel estimate --format json`.
 
         Numbers are in SI units; every key is always present, and null if it is not known. `by_layer` and `by_op` sum to
-        `total` key by key; these are of the unfolded model and all tokens together. `egress_price` is the price per GB
-        sent.
+        `total` key by key; all three are of the unfolded model and all tokens together. `egress_price` is the price of
+        each GB (1e9 bytes) sent.
         """
         left = self.deployed and self.deployed.asked.architecture
         gigabytes = self.sent_bytes / BYTES["GB"]
@@ -222,7 +222,7 @@ class PricedModel:
     def to_records(self) -> list[dict[str, Any]]:
         """Return one record per op, or per new token, with the keys of `--format csv`; costs sum to the total.
 
-        `held_bytes` of an op is the bytes of shares that a party stores while it runs; None if no engine runs the
+        `held_bytes` of an op is the bytes of shares that a party stores while the op runs; None if no engine runs the
         protocol.
         """
         if self.tokens is not None:
@@ -246,7 +246,7 @@ class PricedModel:
         return pandas.DataFrame(self.to_records())
 
     def summary(self, *, egress_price: float | None = None) -> list[str]:
-        """Return the lines that the command prints above its tables."""
+        """Return the lines that `estimate` prints above its tables; `egress_price` is as for `to_dict`."""
         priced, tokens = self.estimate, self.tokens
         on_network = f" on {priced.network}" if priced.network else ""
         asked = estimates.unusual(self._ops, self.setting, asdict(self.asked.deployment))
@@ -294,7 +294,7 @@ class PricedModel:
         return [line for line in lines if line]
 
     def tables(self) -> list[Table]:
-        """Return the tables that the command prints: new tokens, alternatives to the dealer, layers and types of op."""
+        """Return the tables that `estimate` prints: new tokens, alternatives to the dealer, layers and types of op."""
         by_token = [] if self.tokens is None else [estimates.tokens_table(self.tokens)]
         made = [estimates.made_table(self.without_dealer)] if self.without_dealer else []
         return [*by_token, *made, *estimates.estimate_tables(self.estimate)]
@@ -355,12 +355,12 @@ class PricingOptions:
 
     @property
     def link(self) -> Network | None:
-        """The network with its bandwidth or delay replaced; None if no network option is given."""
+        """The network with bandwidth and RTT replaced if given; None if no network option is given."""
         return link(self.network, self.bandwidth, self.rtt)
 
     @property
     def setting(self) -> Setting | None:
-        """The setting of numbers and weights, None if no option sets it; a UserError if it is not supported."""
+        """The setting of numbers and weights; None if no option sets it. A UserError is raised if unsupported."""
         names = ("weights", "weight_masks", "threads", "ring_bits", "fraction_bits")
         return setting_of(self.protocol, **{name: getattr(self, name) for name in names})
 
@@ -378,13 +378,13 @@ class PriceOptions(ModelOptions, PricingOptions):
 def price(model: Model, **options: Any) -> PricedModel:
     """Price a model in total, by layer and by op, with embedding and vocabulary projection, in seconds and bytes.
 
-    The result is the unfolded model; `.deployed` is the folded one.
+    The result has the costs of the unfolded model; its `deployed` has those of the folded model.
 
     Args:
         model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder, a
             checkpoint (a folder of save_pretrained, its config.json, a .gguf file, or OWNER/NAME of the Hugging Face
             hub), module:factory, an Architecture, the op graph of a prompt, or a torch module of 1 x T token ids.
-        options: protocol, network and every other field of `PricingOptions` and `ModelOptions`.
+        options: protocol, network and every other field of `PricingOptions` and `ModelOptions`, except `context`.
 
     Raises:
         UserError: If the model is none of these, it or the protocol does not support an option, or the protocol has no

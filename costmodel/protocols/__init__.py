@@ -1,4 +1,4 @@
-"""The protocols under which a model can be priced, by their names on the command line."""
+"""The protocols under which the cost of a model is computed, by their names on the command line."""
 
 import inspect
 import os
@@ -48,7 +48,7 @@ TRUST: dict[str, Trust] = {
     "sigma": sigma.TRUST,
     "ckks": ckks.TRUST,
 }
-# protocol -> the class of its settings; `published` and `ckks` have none, because theirs are fitted in
+# protocol -> the class of its settings; those of `published` and `ckks` are fixed by their data, so they have none
 SETTINGS: dict[str, type[Setting]] = {
     **{name: protocol.setting for name, protocol in ENGINE_PROTOCOLS.items()},
     "sigma": SigmaSetting,
@@ -63,9 +63,9 @@ def load_pricer(
 ) -> Pricer:
     """Return the pricer of a protocol; None stands for the protocol's default network, testbed or setting.
 
-    A protocol is one of `PROTOCOLS`, or `module:Class`, a subclass of `ByFormula` that can be imported. `setting` is an
-    instance of `SETTINGS[protocol]`. A UserError is raised for an unknown protocol, or a network, testbed or setting
-    that the protocol cannot use.
+    protocol: one of `PROTOCOLS`, or `module:Class`, an importable subclass of `ByFormula`. network: a preset, the path
+    of a .yaml file, or a Network. testbed: a path, or a card of `ckks`. setting: an instance of `SETTINGS[protocol]`.
+    A UserError is raised for an unknown protocol, or a network, testbed or setting that the protocol cannot use.
     """
     _check(protocol)
     kind = SETTINGS.get(protocol)
@@ -77,7 +77,7 @@ def load_pricer(
 
 
 def setting_of(protocol: str, **flags: Any) -> Setting | None:
-    """Return the setting of a protocol from the flags that are not None; None if there are none.
+    """Return the setting of a protocol from the flags that are not None; None if all are, for the default setting.
 
     A UserError is raised for an unknown protocol, or a flag or value that the protocol does not have.
     """

@@ -5,9 +5,9 @@ extended in large batches. Keys, batches of OTs and cached product triples are p
 the cost of an op depends on the ops before it. `walk` prices ops in the order in which the engine runs them; `comm`
 prices one op by its share of the batches, so that costs add up.
 
-Rounds are counted by two clocks, one per party, since a party that waits for nothing runs ahead of the other: a message
-moves its receiver's clock to one after its sender's. An op takes as many rounds as the later clock advances. Waiting
-for preprocessing is not included.
+Rounds are counted by two clocks, one per party, since a party that need not wait runs ahead of the other: a message
+moves its receiver's clock to one after its sender's, at least. An op takes as many rounds as the later clock advances.
+Waiting for preprocessing is not included.
 
 Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah (https://github.com/secretflow/spu), with one thread;
 Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207. Sizes of compressed ciphertexts and keys, and the cost of
@@ -59,17 +59,17 @@ ONCE = (PRODUCT_KEYS, MATRIX_KEYS, OT_START, *[ot_batches(1)] * 2, triple_batche
 
 
 def walk(ops: Iterable[Op], setting: EngineSetting) -> tuple[Comm, ...]:
-    """Return the cost of each op in a fresh run of all, in order; a UserError is raised as by `comm`."""
+    """Return the cost of each op, in order, in a run that starts with no preprocessing; errors are those of `comm`."""
     return tuple(cost for cost, _ in _walked(ops, setting))
 
 
 def comm(op: Op, setting: EngineSetting) -> Comm:
     """Return the cost of one op, independent of the ops before it, so that costs add up in any order.
 
-    Rounds are those of the op alone; in a sequence it may take one less. Online bytes equal those of `walk`. Of
-    preprocessing, an op pays its share of the batches of OTs and triples, rounded to whole bytes. `TokenEmbedding`,
-    which every decoder has once, also pays for everything that is made once a run. A UserError is raised for a ring
-    that does not have 64 bits, and as by `calls_of`.
+    Rounds are those of the op alone; in a sequence it may take one less. Online bytes equal those of `walk`. An op's
+    preprocessing is its share of the batches of OTs and triples, rounded to whole bytes. `TokenEmbedding`, which every
+    decoder has once, also includes everything that is made once a run. A UserError is raised for a ring that does not
+    have 64 bits, and as by `calls_of`.
     """
     used = Use()
     online = total_comm(PRICES[call.primitive](call, used) for call in _calls(op, setting))
@@ -78,7 +78,7 @@ def comm(op: Op, setting: EngineSetting) -> Comm:
 
 
 def num_ots(op: Op, setting: EngineSetting) -> int:
-    """Return the number of oblivious transfers that one op uses, in both directions together."""
+    """Return the number of OTs that one op uses, in both directions together; errors are those of `comm`."""
     used = Use()
     for call in _calls(op, setting):
         PRICES[call.primitive](call, used)
@@ -86,7 +86,7 @@ def num_ots(op: Op, setting: EngineSetting) -> int:
 
 
 def batches_made(ops: Iterable[Op], setting: EngineSetting) -> tuple[int, ...]:
-    """Return the number of batches of OTs made in each op of a fresh run of all of them, in order."""
+    """Return the number of OT batches made in each op, in order, in a run that starts with no preprocessing."""
     return tuple(num_batches for _, num_batches in _walked(ops, setting))
 
 
@@ -184,10 +184,10 @@ def _blocks(rows: int, inner: int, columns: int) -> tuple[Block, bool]:
 
 
 def matrix_work(calls: Calls) -> dict[str, int]:
-    """Return the work of the matrix products among calls, for one of the two cross terms.
+    """Return the work of the matrix products among calls, by unit, for one of the two cross terms.
 
-    The units are `products` of blocks; `results`, the blocks that they add up to; and `switches`, the key switches that
-    pack the results. Nearly as many blocks are encoded as are multiplied; fewer are encrypted and sent.
+    The units are `products` of blocks; `results`, the blocks that products add up to; and `switches`, the key switches
+    that pack results. Nearly as many blocks are encoded as are multiplied; fewer are encrypted and sent.
     """
     products = results = switches = 0
     for call in calls:
@@ -298,11 +298,11 @@ PRICES: dict[str, Callable[[Call, Use], Comm]] = {
 
 @lru_cache(maxsize=4096)  # an architecture has many products, but few shapes
 def best_block(rows: int, inner: int, columns: int, *, packed: bool) -> Block:
-    """Return the cheapest block shape, rows x inner x columns, to multiply rows x inner by inner x columns.
+    """Return the shape (rows, inner, columns) of the blocks in which a product of matrices is cheapest.
 
-    With `packed`, answers are packed and `inner` is cut by powers of two. Of equally cheap shapes the engine takes the
-    last in its order, by rows and then by inner dimension. Source: arith/matmat_prot.cc, GetSubMatShape, which tries
-    every shape; here only those that can win are tried.
+    The factors are rows x inner and inner x columns. If `packed`, answers are packed and blocks have an inner dimension
+    that is a power of two. Of equally cheap shapes, the engine takes the one with most rows, then the largest inner
+    dimension. Source: arith/matmat_prot.cc, GetSubMatShape, which tries every shape; here only likely ones are tried.
     """
     candidates = _candidates(rows, inner, columns, packed=packed)
     return max(candidates, key=lambda block: (-_price(rows, inner, columns, block, packed=packed), block))
@@ -318,7 +318,7 @@ def _price(rows: int, inner: int, columns: int, block: Block, *, packed: bool) -
 
 
 def key_switches(rows: int, columns: int, block: Block) -> int:
-    """Return the number of key switches that pack the answers of such blocks into full ciphertexts."""
+    """Return the number of key switches that pack the answers of a rows x columns result into full ciphertexts."""
     return ceil(rows * columns / DEGREE) * block[1]
 
 

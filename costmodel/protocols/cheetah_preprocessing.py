@@ -1,8 +1,8 @@
 """The preprocessing of `cheetah`: keys, oblivious transfers (OTs) and product triples, made before they are needed.
 
-A `Use` counts what calls consume. A `Stock` makes material when it runs out, as the engine does, so the cost of an op
-depends on the ops before it. `Use.share` is the consumed part of the batches, so that costs add up in any order.
-Nothing here depends on the data.
+A `Use` counts what calls consume. A `Stock` makes more when it runs out, as the engine does, so the cost of an op
+depends on the ops before it. `Use.share` costs only the consumed part of each batch, so that costs add up in any order.
+Nothing here depends on the inputs of the model.
 
 Source: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah (https://github.com/secretflow/spu), with one thread. Sizes of keys and
 compressed ciphertexts, and the cost of the first OTs, are measured in a ring of 64 bits, as sums over both parties.
@@ -31,7 +31,7 @@ TRIPLES = DEGREE // 2  # made from one vector of each prime; state.cc, makeSureC
 
 
 def made_ahead(num_bytes: int, num_messages: int) -> Comm:
-    """Return the cost of preprocessing; its waiting is not counted as rounds.
+    """Return the cost of sending preprocessing of `num_bytes`, summed over both parties; waiting is not in its rounds.
 
     No two steps overlap: keys are received before they are answered, and triples and OTs are made by one party sending
     and the other answering. Source: arith/cheetah_mul.cc, LazyExpandSEALContexts; state.cc, makeSureCacheSize. Measured
@@ -46,24 +46,24 @@ OT_START = made_ahead(START_BYTES, START_MESSAGES)
 
 
 def ot_batches(count: float) -> Comm:
-    """Return the cost of batches of OTs in one direction; a share of a batch is rounded to whole bytes and messages."""
+    """Return the cost of `count` batches of OTs in one direction; for a fraction, bytes and messages are rounded."""
     return made_ahead(round(count * BATCH_BYTES), round(count * BATCH_MESSAGES))
 
 
 def triple_batches(count: float) -> Comm:
-    """Return the cost of batches of random product triples, two products each; rounded like `ot_batches`."""
+    """Return the cost of `count` batches of TRIPLES random product triples, rounded like `ot_batches`."""
     vectors = NUM_MODULI * count
     return made_ahead(round(vectors * (PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES)), round(2 * vectors))
 
 
 @dataclass(kw_only=True, slots=True)
 class Use:
-    """The preprocessing that calls consume, and when they are done.
+    """The preprocessing that calls consume, and the clocks of the parties after the calls.
 
     clocks: Clock of each party, in rounds.
-    ots: Random OTs by direction; entry 0 counts those that party 0 sends.
-    triples: Products of random numbers.
-    product_keys, matrix_keys: Whether keys are needed at all.
+    ots: Number of random OTs by direction; entry 0 counts those that party 0 sends.
+    triples: Number of product triples.
+    product_keys, matrix_keys: Whether the keys for element-wise products, or those for matrix products, are needed.
     """
 
     clocks: list[int] = field(default_factory=lambda: [0, 0])
@@ -73,7 +73,7 @@ class Use:
     matrix_keys: bool = False
 
     def deliver(self, sender: int) -> None:
-        """Count a message of `sender` that the other party waits for."""
+        """Count a message of party `sender` (0 or 1) that the other party waits for."""
         self.clocks[1 - sender] = max(self.clocks[1 - sender], self.clocks[sender] + 1)
 
     def exchange(self) -> None:
@@ -88,7 +88,7 @@ class Use:
 
     @property
     def share(self) -> Comm:
-        """The cost of the consumed share of all batches, to whole bytes and messages, without keys and first OTs."""
+        """The cost of the consumed share of all batches, in whole bytes and messages, without keys and first OTs."""
         return total_comm([ot_batches(sum(self.ots) / (BATCH - KEPT)), triple_batches(self.triples / TRIPLES)])
 
 
@@ -96,7 +96,7 @@ class Use:
 class Stock:
     """The preprocessing that the parties have made and not yet used.
 
-    `spare_ots` and `triples` are counted as in `Use`; `num_batches` counts the batches of OTs made so far.
+    `spare_ots` has the unused OTs by direction, as in `Use`; `num_batches` counts the batches of OTs made so far.
     """
 
     has_product_keys: bool = False
@@ -107,9 +107,9 @@ class Stock:
     num_batches: int = 0
 
     def take(self, used: Use) -> Comm:
-        """Make what a call lacks, and return its cost: keys, first OTs, OT batches, and triples for the whole call.
+        """Make what a call lacks, and return the cost of making it: keys, first OTs, OT batches and triples.
 
-        Spare OTs are used first, and spare triples if they suffice for the call.
+        Spare OTs are used first. If spare triples do not suffice, triples are made for the whole call.
 
         Source: ot/yacl/yacl_ote_adapter.cc, rcot; state.cc, makeSureCacheSize.
         """

@@ -2,16 +2,16 @@
 
     latency = seconds of primitives, each at its level, + seconds of bootstraps + bytes x 8 / bandwidth + RTT / 2
 
-Counts are of `ckks_steps`, from shapes alone. The client sends one batch of ciphertexts, on the highest level, and
-waits once: for the answer, on the lowest. Its evaluation keys are sent once and serve every run, so they are in no byte
-of a run; `EVALUATION_KEY_BYTES` has their size. The server's weights are plaintexts; a product with one includes
-encoding it.
+`ckks_steps` counts primitives from shapes alone. The client sends one batch of ciphertexts at the highest level, and
+waits once, for the answer at the lowest level. Its evaluation keys are sent once and serve every run, so the bytes of a
+run exclude them; they are `EVALUATION_KEY_BYTES` in all. Weights are plaintexts of the server; the seconds of a product
+with a weight include encoding it.
 
-Any value can be bootstrapped, to the same level, between any two steps. The placement of least ciphertexts is found
-exactly, by dynamic programming over the levels of all values that a later step reads, few of them in a decoder; among
-these, the one whose rotations and relinearisations run on fewer levels. A search needs costs that add up over layers.
-So every layer begins at `BOUNDARY`, which it must leave, and is placed by itself: exactly under that rule, and never
-better than over the whole graph.
+Any value can be bootstrapped, to the highest level, between any two steps. Dynamic programming over the levels of the
+values that later steps read, which are few in a decoder, finds the placement that bootstraps the fewest ciphertexts
+and, among equals, does rotations and relinearisations at low levels. A search needs costs that add up over layers, so
+each layer is placed by itself: its input has `BOUNDARY` levels (more in layer 0) and its output must have as many. This
+is never better than placing the whole graph at once.
 
 Ring: N = 2^16 with 31 levels, of which a bootstrap takes 14, and 128 bits of security: the parameters of DESILO's
 library and of ANT-ACE's cost model. Source of the scheme: Cheon et al. 2017, https://eprint.iacr.org/2016/421.
@@ -37,12 +37,12 @@ from costmodel.protocols.derived import on_grid
 from costmodel.trust import Trust
 
 BOUNDARY = 1  # levels between layers: what a projection without a norm needs
-Bootstraps: TypeAlias = tuple[tuple[int, str], ...]  # before which step, of which value
+Bootstraps: TypeAlias = tuple[tuple[int, str], ...]  # index of the step to run before, and name of the value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Steps with their bootstraps, and the lowest level that each step's inputs may have."""
+    """Steps, the bootstraps between them, and the level at which each step begins, the lowest that suffices."""
 
     steps: tuple[Step, ...]
     bootstraps: Bootstraps
@@ -50,13 +50,13 @@ class Placement:
 
     @property
     def bootstrapped(self) -> list[tuple[Step, Step | None]]:
-        """The step that reads each bootstrapped value, and the step that makes it; None for an input of the graph."""
+        """For each bootstrap the step that reads its value and the step that makes it; None for a graph's input."""
         known = {step.name: step for step in self.steps}
         return [(self.steps[index], known.get(name)) for index, name in self.bootstraps]
 
     @property
     def counts(self) -> Counter[str]:
-        """The number of runs of each primitive, and of bootstraps."""
+        """The number of ciphertexts on which each primitive, and `bootstrap`, runs."""
         total = Counter(bootstrap=sum(of.ciphertexts if of else 1 for _, of in self.bootstrapped))
         for step in self.steps:
             for (primitive, _), count in step.work.items():
@@ -69,8 +69,8 @@ def place(
 ) -> Placement:
     """Return the placement with the fewest bootstrapped ciphertexts.
 
-    top: levels after a bootstrap, and of inputs that `start` does not name. kept: least levels of outputs.
-    A UserError is raised for a step that needs more levels than there are.
+    top: levels after a bootstrap. start: levels of inputs by name, `top` for others. kept: least levels of outputs, by
+    name. A UserError is raised if a step needs more levels than `top`, or outputs cannot have their least levels.
     """
     given, wanted = start or {}, kept or {}
     size = {step.name: step.ciphertexts for step in steps}
@@ -118,10 +118,10 @@ def _least_levels(steps: Sequence[Step], bootstraps: Bootstraps, wanted: Mapping
 
 
 def place_by_layer(steps: Sequence[Step], top: int) -> Placement:
-    """Return the placement in which every layer is placed separately, from and to the same levels.
+    """Return the placement in which every layer is placed separately; errors are those of `place`.
 
-    Layer 0 begins below the top by the embedding's depth, and each layer's output has at least `BOUNDARY` levels; there
-    is no bootstrap at the end of a layer.
+    The input of layer 0 has `top` levels minus the embedding's depth, that of other layers `BOUNDARY`. Each layer's
+    output has at least `BOUNDARY`. No value is bootstrapped at the end of a layer.
     """
     layer_of = {step.name: step.node.layer for step in steps}
     handed = {name for step in steps for name in step.inputs if layer_of.get(name, step.node.layer) != step.node.layer}
@@ -168,14 +168,14 @@ TRUST = Trust(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CkksTestbed:
-    """Measured seconds of one machine.
+    """Seconds of primitives and bootstraps on one machine.
 
-    slots: Slots of a ciphertext.
-    levels: Levels after a bootstrap.
-    at_levels, primitives: Seconds of each primitive at each of these levels; others are on a line through two of
-        them.
+    slots, levels: Slots of a ciphertext, and its levels after a bootstrap.
+    at_levels, primitives: Seconds of each primitive at each of these levels; other levels are on a line through two.
     at_slots, bootstrap_s: Seconds of a bootstrap by number of distinct slots, interpolated over its logarithm.
     error: Relative error to expect of a whole model's seconds.
+
+    Raises UserError for levels or slots that N = 2^16 does not have, or seconds that are not valid or missing.
     """
 
     protocol: Literal["ckks"]
@@ -209,7 +209,7 @@ class CkksTestbed:
                 )
 
     def seconds(self, placement: Placement, by_node: bool = False) -> dict[str, float]:
-        """Return the seconds by primitive and of bootstraps, or by node with the bootstraps of its inputs."""
+        """Return the seconds by primitive and `bootstrap`; or, if `by_node`, by node with its inputs' bootstraps."""
         total: dict[str, float] = defaultdict(float)
         by_level = {
             name: [max(0.0, _on_line(self.at_levels, values, level)) for level in range(self.levels + 1)]
@@ -236,13 +236,13 @@ def _on_line(places: Sequence[float], values: Sequence[float], at: float) -> flo
 
 
 def placed_by_layer(nodes: Sequence[Node], slots: int, levels: int) -> Placement:
-    """Return the steps of an op graph with bootstraps, placed layer by layer."""
+    """Return the steps of an op graph with bootstraps, placed layer by layer; errors as by `steps_of` and `place`."""
     return place_by_layer(steps_of(nodes, packing_of(nodes, slots)), levels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ckks(Pricer):
-    """The formulas of the protocol, on a network and a testbed."""
+    """The pricer of the protocol, on a network and a testbed."""
 
     protocol: str = "ckks"
     network: str
@@ -258,11 +258,11 @@ class Ckks(Pricer):
     def price(self, op: Op) -> Price:
         """Return the cost of a single op whose inputs come at the highest level: seconds of computing, without bytes.
 
-        An embedding, linear, vocabulary projection, norm or addition is packed for its own rows. Any other op is packed
-        for one token, so its cost is not the one that it has in a graph; for that, use `prices`. Inputs are lowered,
-        for free, to the levels that the op needs, and bootstraps between its steps are included. In a graph, its inputs
-        may need bootstraps too. A UserError is raised if the op has no form or packing, or a step of it needs more
-        levels than there are.
+        A token embedding, linear, vocabulary projection, LayerNorm, RmsNorm or addition is packed for its own rows. Any
+        other op is packed for one token, so its cost differs from that in a graph; for the latter, use `prices`. Inputs
+        are lowered for free to the levels that the op needs. Bootstraps between its steps are included; in a graph, its
+        inputs may need bootstraps too. A UserError is raised if the op has no steps or packing, or a step needs more
+        levels than a bootstrap leaves.
         """
         inputs = tuple(f"input {index}" for index in range(len(op.input_shapes)))
         placed = self.placed([Node(name="op", layer=0, op=op, inputs=inputs)])
@@ -272,7 +272,7 @@ class Ckks(Pricer):
         return placed_by_layer(nodes, self.testbed.slots, self.testbed.levels)
 
     def prices(self, nodes: Sequence[Node], price_node: object = None) -> list[Price]:
-        """Return the costs of nodes, each with the bootstraps of its inputs; `price_node` is not used."""
+        """Return the costs of a graph's nodes, each with the bootstraps of its inputs; `price_node` is not used."""
         if not nodes:
             return []
         placed, sent = self.placed(nodes), Counter[str]()
@@ -308,14 +308,14 @@ class Ckks(Pricer):
 
 
 def ciphertext_bytes(level: int) -> int:
-    """Return the bytes of a ciphertext at a level: two polynomials with `level` + 1 residues."""
+    """Return the bytes of a ciphertext at a level: two polynomials, each modulo `level` + 1 primes."""
     return 2 * RING_DIMENSION * (level + 1) * WORD_BYTES
 
 
 def load(network: str | Network | None = None, testbed: Path | None = None, setting: object = None) -> Ckks:
     """Return the pricer on a network (default `lan`) and a testbed: a .yaml file, or a card (default DEFAULT_CARD).
 
-    The protocol has no settings, so `setting` is None. A UserError is raised for a network, card or file that is not
+    The protocol has no settings: `setting` is not read. A UserError is raised for a network, card or file that is not
     known or not valid.
     """
     card = DEFAULT_CARD if testbed is None else str(testbed)

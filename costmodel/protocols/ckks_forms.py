@@ -1,13 +1,13 @@
-"""Values under `ckks`, packed in ciphertexts, and the polynomials that stand for functions, as programs of a machine.
+"""How values are packed in ciphertexts under `ckks`, and polynomials that approximate functions, as programs.
 
-A ciphertext holds columns of `tokens` slots, a token each, one column behind the other; a matrix with more columns than
-fit takes several ciphertexts, and one with fewer is repeated until the slots are full. So a rotation by a column moves
-the features of all tokens. A linear multiplies generalised diagonals by baby and giant steps, both as chains of one
-rotation each, so that two keys serve it. Scores are kept by the distance between query and key: column `d` of a head's
-window has its scores of keys `d` tokens back, so that later keys are those that wrap around.
+A ciphertext holds the columns of a matrix (features) one after the other, each in `tokens` slots, one per token. A
+matrix with more columns than fit takes several ciphertexts; one with fewer is repeated until the slots are full. So a
+rotation by `tokens` slots moves the features of all tokens. A linear multiplies generalised diagonals by baby and giant
+steps, each a chain of one rotation, so that it needs two rotation keys. Scores are stored by the distance between query
+and key: column `d` of a head has its scores for the keys `d` tokens back; scores for later keys wrap around.
 
-A machine multiplies and adds. `Tally` counts what a program asks of it, level by level; `costmodel.engine.ckks_library`
-asks a library; tests ask numpy, which is how the errors below were found.
+A program runs on a machine, which multiplies and adds ciphertexts. `Tally` only counts the primitives, by level;
+`costmodel.engine.ckks_library` runs a library; tests run numpy, with which the errors below were measured.
 
 Sources: Pang et al. 2024, BOLT, https://eprint.iacr.org/2023/1893, section 4 (columns); Halevi and Shoup 2018,
 https://eprint.iacr.org/2018/244 (diagonals); Juvekar et al. 2018, Gazelle, arXiv 1801.05507 (fewer outputs than
@@ -28,14 +28,14 @@ from costmodel.ops import Node
 
 Primitive = Literal["rotation", "plain_product", "product", "relinearisation", "rescale"]
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
-# how often each primitive runs, by it and the levels that are already used up since the step began
+# number of runs by primitive and by levels used up since the step began
 Work: TypeAlias = Counter[tuple[Primitive, int]]
-Levels: TypeAlias = list[int]  # that each ciphertext of a value has used up
+Levels: TypeAlias = list[int]  # number of levels that each ciphertext of a value has used up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """A polynomial in place of a function: its degree, its range, and its greatest error on that range.
+    """A polynomial that approximates a function: its degree, its range, and its greatest error on that range.
 
     The error is relative for inverse and inverse root, and absolute for others.
     """
@@ -65,7 +65,7 @@ FORMS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """How a matrix lies in ciphertexts of `slots` slots, with columns of `tokens` slots, a power of two."""
+    """How a matrix is packed in ciphertexts of `slots` slots, each column in `tokens` slots; both powers of two."""
 
     tokens: int
     slots: int
@@ -75,15 +75,15 @@ class Packing:
         return self.slots // self.tokens
 
     def period(self, width: int) -> int:
-        """The number of columns after which a matrix of this width is repeated in a ciphertext."""
+        """Return the number of columns after which a matrix of `width` columns is repeated in a ciphertext."""
         return min(power_of_two(width), self.columns)
 
     def num(self, width: int) -> int:
-        """The number of ciphertexts of a matrix of this width."""
+        """Return the number of ciphertexts of a matrix of `width` columns."""
         return -(-width // self.columns)
 
     def linear(self, in_width: int, out_width: int) -> tuple[int, int, int]:
-        """The numbers of baby steps, of giant steps, and of rotations that add up parts, in a product with a matrix."""
+        """Return the numbers of baby steps, of giant steps, and of last rotations that sum up parts, in a linear."""
         read, written, a, b = *map(self.period, (in_width, out_width)), *map(self.num, (in_width, out_width))
         diagonals = min(read, written)
         powers = [1 << k for k in range(diagonals.bit_length())]
@@ -93,11 +93,11 @@ class Packing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """The output of a step, or an input of the graph, and how it lies in ciphertexts.
+    """The output of a step, or an input of the graph, and how it is packed in ciphertexts.
 
-    width: columns of a part. parts: such as queries, keys and values, each of which starts in a ciphertext of its own.
-    sets: groups of ciphertexts, for scores over more keys than a head's window has columns.
-    window: columns of a head of scores; 0 for other values.
+    width: columns of a part. parts: number of parts, such as queries, keys and values, each in ciphertexts of its own.
+    sets: number of groups of ciphertexts; more than 1 only for scores with more keys than `window`.
+    window: columns of one head of scores; 0 for other values.
     """
 
     name: str
@@ -108,6 +108,7 @@ class Value:
 
 
 def power_of_two(count: int) -> int:
+    """Return the least power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
@@ -116,9 +117,10 @@ def log2(power: int) -> int:
 
 
 def packing_of(nodes: Sequence[Node], slots: int) -> Packing:
-    """Return the packing for the most tokens in an embedding, linear, norm or addition of a graph, or for one token.
+    """Return the packing for the most rows of an op of a graph of the types below; for one token if it has none.
 
-    A UserError is raised if they do not fit.
+    The types are embedding, linear, vocabulary projection, LayerNorm, RMSNorm and addition. A UserError is raised if
+    the rows do not fit into a ciphertext's `slots`.
     """
     of_tokens = ops.TokenEmbedding, ops.Linear, ops.VocabProjection, ops.LayerNorm, ops.RmsNorm, ops.Add
     rows = max((node.op.output_shape[0] for node in nodes if isinstance(node.op, of_tokens)), default=1)
@@ -131,23 +133,23 @@ def packing_of(nodes: Sequence[Node], slots: int) -> Packing:
 
 
 class Machine:
-    """Operations that programs compose of the primitives, which `Tally` has; a value is a list of ciphertexts."""
+    """Operations made of primitives, which a subclass such as `Tally` has; a value is a list of ciphertexts."""
 
     def product(self: Any, a: Any, b: Any) -> Any:
         return self.inner([(a, b)])
 
     def inner(self: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
-        """Return the sum of products."""
+        """Return the sum of the products of pairs of values."""
         terms = [self.multiplied(*self.aligned(pair)) for pair in pairs]
         return self.rescaled(self.relinearised(self.summed(*terms)))
 
     def combined(self: Any, values: Sequence[Any], factors: Sequence[Any], number: Any = 0.0) -> Any:
-        """Return values times numbers, added up, plus a number."""
+        """Return the sum of values, each times its factor (a number or plaintext), plus `number`."""
         terms = [self.plain(value, by) for value, by in zip(self.aligned(values), factors, strict=True)]
         return self.shifted(self.rescaled(self.summed(*terms)), number)
 
     def folded(self: Any, value: Any, slots: int, times: int) -> Any:
-        """Add a value to itself rotated by `slots`, the sum to itself rotated by 2 `slots`, and so on for `times`."""
+        """Add to a value its rotation by `slots`, to the sum its rotation by 2 x `slots`, and so on, `times` times."""
         for fold in range(times):
             value = self.summed(value, self.rotation(value, slots << fold))
         return value
@@ -155,10 +157,7 @@ class Machine:
 
 @dataclass
 class Tally(Machine):
-    """Counts primitives instead of running them; a ciphertext is the number of levels that it has used up.
-
-    Plaintexts are not read.
-    """
+    """A machine that only counts primitives; a ciphertext is the number of levels that it has used up."""
 
     work: Work = field(default_factory=Counter)
 
@@ -174,7 +173,7 @@ class Tally(Machine):
         return self._counted("rotation", value)
 
     def plain(self, value: Levels, slots: Any, into: int = 0) -> Levels:
-        """Count products with plaintexts. into: number of ciphertexts that they are added up to; 0 for no sums."""
+        """Count products with plaintexts. into: number of ciphertexts that they are summed to; 0 without sums."""
         return self._counted("plain_product", value, into or 1)[:1] * (into or len(value))
 
     def multiplied(self, a: Levels, b: Levels) -> Levels:
@@ -203,7 +202,7 @@ def eighth_power(m: Any, x: Any) -> Any:
 
 
 def series(m: Any, x: Any, coefficients: Sequence[float], low: float, high: float) -> Any:
-    """Return a Chebyshev series of x on a range, whose number of coefficients is a power of two."""
+    """Return a Chebyshev series of x on [low, high]; the number of coefficients must be a power of two."""
     half, length = (high - low) / 2, len(coefficients)
     baby = 1 << ((length - 1).bit_length() + 1) // 2
     powers = {1: m.combined([x], [1 / half], -(low + half) / half)}
@@ -227,7 +226,7 @@ def _split(m: Any, powers: dict[int, Any], coefficients: tuple[float, ...], baby
 
 
 def inverse(m: Any, x: Any, gain: Any = 1.0) -> Any:
-    """Return gain / x for x up to 1; with a = 1 - x it is the product of all 1 + a^(2^k)."""
+    """Return gain / x for 0 < x <= 1: gain times the product of 1 + (1 - x)^(2^k) for k from 0 to INVERSE_STEPS."""
     rest = m.shifted(m.negated(x), 1.0)
     result = m.combined([rest], [gain], gain)
     for _ in range(INVERSE_STEPS):
@@ -239,8 +238,8 @@ def inverse(m: Any, x: Any, gain: Any = 1.0) -> Any:
 def inverse_root(m: Any, x: Any, coefficients: Sequence[float]) -> Any:
     """Return 1 / sqrt(x): a series, refined by Newton steps, in which y becomes y (3 - x y^2) / 2.
 
-    x must be in the range of `FORMS["inverse root"]`. coefficients: of the Chebyshev series of 1 / sqrt(x) on that
-    range, ROOT_DEGREE + 1 of them.
+    x must be in the range of `FORMS["inverse root"]`. coefficients: the ROOT_DEGREE + 1 of the Chebyshev series of
+    1 / sqrt(x) on that range.
     """
     y = series(m, x, coefficients, FORMS["inverse root"].low, FORMS["inverse root"].high)
     half = m.combined([x], [0.5])
@@ -251,7 +250,7 @@ def inverse_root(m: Any, x: Any, coefficients: Sequence[float]) -> Any:
 
 
 def sign_part(m: Any, x: Any, odd: Sequence[float]) -> Any:
-    """Return an odd polynomial of degree 7: x (c1 + c3 x^2 + (c5 + c7 x^2) x^4)."""
+    """Return x (c1 + c3 x^2 + (c5 + c7 x^2) x^4) with coefficients c1, c3, c5 and c7 in `odd`."""
     square = m.product(x, x)
     low, high = (m.combined([square], [odd[at + 1]], odd[at]) for at in (0, 2))
     return m.product(x, m.summed(low, m.product(high, m.product(square, square))))
@@ -260,7 +259,7 @@ def sign_part(m: Any, x: Any, odd: Sequence[float]) -> Any:
 def counted(program: Any, *given: Any, sizes: Sequence[int] = (1,)) -> tuple[Work, Levels]:
     """Return the work of `program(machine, *inputs, *given)`, and the levels used up by each ciphertext of its result.
 
-    sizes: number of ciphertexts of each input; inputs have used up no level.
+    sizes: number of ciphertexts of each input; inputs have not used up any level.
     """
     tally = Tally()
     result = program(tally, *([0] * size for size in sizes), *given)

@@ -1,7 +1,7 @@
-"""What an op graph is under `ckks`: steps, each a program that `Tally` counts, from shapes alone, and a library runs.
+"""The steps of ops under `ckks`: programs whose primitives `Tally` counts from shapes alone, and which a library runs.
 
-A plaintext is a name, as `("scores", 3)`, whose numbers a run knows. What no library runs is only counted: coefficients
-are 1 there, and products with whole numbers, which are free, are left out.
+Programs name plaintexts, such as `("scores", 3)`; a run supplies their numbers. Some steps are only counted and never
+run: in these, coefficients are 1, and products with whole numbers, which are free, are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ from costmodel.protocols.ckks_forms import FORMS, Packing, Value, Work, counted,
 class Step:
     """A part of an op that runs without a bootstrap inside.
 
-    inputs: names of steps or graph inputs. depth: levels between the lowest input and the output; 0 where values are
-    only moved and added. ciphertexts: number in its output. distinct: slots of one before its content repeats.
+    inputs: names of the steps or graph inputs that it reads. depth: levels that it uses up, 0 if values are only moved
+    and added. ciphertexts: number of them in its output. distinct: slots of one after which its content repeats.
     """
 
     node: Node
@@ -41,7 +41,7 @@ class Step:
 
 @dataclass
 class Steps:
-    """The steps of nodes so far, up to `node`. wanted: width and parts that a linear's output must have, by name."""
+    """The steps of nodes up to `node`. wanted: width and number of parts of some linears' outputs, by node name."""
 
     packing: Packing
     wanted: dict[str, tuple[int, int]]
@@ -60,7 +60,7 @@ class Steps:
         out: Value | None = None,
         sizes: tuple[int, ...] | None = None,
     ) -> Value:
-        """Add a step. out: layout of its output, that of the first input if None. sizes: ciphertexts of its inputs."""
+        """Add a step. out: layout of its output, None for that of the first input. sizes: ciphertexts of each input."""
         node, layout, sizes = self.node, replace(out or read[0], name=""), sizes or tuple(map(self.num, read))
         if (key := (node.op, kind, layout, sizes)) not in self.counted:
             self.counted[key] = counted(program, sizes=sizes)
@@ -82,7 +82,7 @@ class Steps:
         return output
 
     def product(self, a: Value, b: Value) -> Value:
-        """Add a product; if the other value has fewer ciphertexts, all sets or a whole row share it."""
+        """Add a product; if b has fewer ciphertexts than a, all sets or a whole row share those of b."""
         return self.add("product", lambda m, x, y: m.product(x, y), a, b)
 
     def times(self, kind: str, *read: Value) -> Value:
@@ -94,12 +94,12 @@ class Steps:
         return self.add(form, lambda m, x: forms.series(m, x, coefficients, -1.0, 1.0), x)
 
     def row_total(self, m: Any, x: list[Any], window: int) -> Any:
-        """Return the sum of all columns of x, computed on the machine m."""
+        """Return the sum of all columns of x, which repeat after `window` columns, computed on the machine m."""
         return m.folded(m.summed(*([part] for part in x)), self.packing.tokens, log2(window))
 
 
 def steps_of(nodes: Sequence[Node], packing: Packing) -> list[Step]:
-    """Return the steps of an op graph, in order; a UserError is raised for an op without a form or packing."""
+    """Return the steps of an op graph, in order; a UserError is raised for an op without steps or packing."""
     steps, known = Steps(packing=packing, wanted=_written_apart(nodes)), dict[str, Value]()
 
     def outside(name: str, shape: tuple[int, ...]) -> Value:  # what no node makes: rows of features, or scores

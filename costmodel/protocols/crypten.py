@@ -6,7 +6,7 @@ Bytes and rounds are exact for the steps that CrypTen's tensors take when the op
 runs on them. Numbers have 64 bits. A product opens both factors, masked, at once; a factor that is broadcast is opened
 once. Parties draw their masks from seeds that the dealer sent them, except for the client's share of a product of
 masks, which the dealer sends. Bytes between the parties are `online_bytes`, those from the dealer `setup_bytes`; the
-framing of messages is not counted.
+headers of messages are not counted.
 
 Weights are secret-shared. Products with public numbers are local, and so are truncations, which each party makes alone:
 with 16 fraction bits, a result is now and then wrong by 2^48 units in the last place, more often the larger it is. Only
@@ -33,7 +33,7 @@ WORD_BYTES = 8
 CARRY_LEVELS = 6  # circuit.py: log2 of 64 bits
 EXPONENTIAL_SQUARINGS = 7
 LOGISTIC_ITERATIONS = 2
-# of inverses and their roots: the intervals between powers of 4 that are told apart, and how often results are refined
+# of reciprocals and inverse roots: powers of 4 that x is compared with, and number of Newton-Raphson steps
 RECIPROCAL_POWERS, RECIPROCAL_ITERATIONS = range(-6, 9), 3
 ROOT_POWERS, ROOT_ITERATIONS = range(-5, 9), 3
 INVERSE_SCALE = 64  # keeps digits of the inverses of large numbers
@@ -42,7 +42,7 @@ WEIGHT_SCALE = 8  # of matrices of linears, as weights are smaller than inputs
 
 
 def opened(elements: int, dealt: int) -> Comm:
-    """Return the cost of opening `elements` numbers, sent by both parties at once, and of `dealt` ones of the dealer.
+    """Return the cost of opening `elements` numbers, both parties at once, for which the dealer sends `dealt` numbers.
 
     Source: communicator.py, all_reduce.
     """
@@ -52,7 +52,7 @@ def opened(elements: int, dealt: int) -> Comm:
 
 
 def product(left: int, right: int, result: int | None = None) -> Comm:
-    """Return the cost of a product of `left` and `right` elements: by element, or of matrices with `result` elements.
+    """Return the cost of a product of `left` by `right` elements: element-wise, or of matrices with `result` elements.
 
     Source: beaver.py, __beaver_protocol and AND.
     """
@@ -64,7 +64,7 @@ def _pair(elements: int) -> Comm:
 
 
 def square(elements: int) -> Comm:
-    """Return the cost of squares, or of turning bits to arithmetic shares.
+    """Return the cost of squares, or of turning shared bits into arithmetic shares.
 
     Source: beaver.py, square and B2A_single_bit.
     """
@@ -72,7 +72,7 @@ def square(elements: int) -> Comm:
 
 
 def quotient(elements: int) -> Comm:
-    """Return the cost of quotients by a public number, off by at most 2 units in the last place.
+    """Return the cost of dividing by a public number, with errors of at most 2 units in the last place.
 
     Source: `crypten_arrays`.
     """
@@ -80,7 +80,7 @@ def quotient(elements: int) -> Comm:
 
 
 def is_negative(elements: int) -> Comm:
-    """Return the cost of signs: both shares become bits, are added by a tree of carries, and the sign is turned back.
+    """Return the cost of x < 0: both shares become bits, a tree of carries adds them, the top bit becomes arithmetic.
 
     Source: mpc.py, _ltz; converters.py; circuit.py, add and __SPK_circuit.
     """
@@ -88,7 +88,7 @@ def is_negative(elements: int) -> Comm:
 
 
 def is_zero(elements: int) -> Comm:
-    """Return the cost of comparisons with 0, over all bits of both shares.
+    """Return the cost of x = 0, by comparing all bits of both shares.
 
     Source: mpc.py, _eqz_2PC; circuit.py, __P_circuit.
     """
@@ -109,7 +109,7 @@ def exponential(elements: int) -> Comm:
 
 
 def reciprocal(elements: int) -> Comm:
-    """Return the cost of 1 / x for x > 0: scaled to 1/4 to 1 by comparisons with powers of 4, then Newton-Raphson.
+    """Return the cost of 1 / x, x > 0: x is scaled to 1/4 to 1 by comparisons with powers of 4, then Newton-Raphson.
 
     `crypten_arrays` computes this in place of CrypTen's reciprocal, which uses an exponential.
     """
@@ -118,16 +118,16 @@ def reciprocal(elements: int) -> Comm:
 
 
 def inverse_root(elements: int) -> Comm:
-    """Return the cost of 1 / sqrt(x), computed as `reciprocal` but with exact scaling. Source: `crypten_arrays`."""
+    """Return the cost of 1 / sqrt(x), computed like `reciprocal` but scaled exactly. Source: `crypten_arrays`."""
     products = 3 * ROOT_ITERATIONS + 2  # two of them by powers
     comparisons = is_negative(len(ROOT_POWERS) * elements)
     return total_comm([comparisons, quotient(elements), *[_pair(elements)] * products])
 
 
 def logistic(elements: int, *, bounded: bool = False) -> Comm:
-    """Return the cost of r = 1 / (1 + exp(-|x|)), or 1 - r, by the sign of x. Source: `crypten_arrays`.
+    """Return the cost of r = 1 / (1 + exp(-|x|)), or 1 - r if x is negative. Source: `crypten_arrays`.
 
-    bounded: whether numbers may exceed the range of the exponential, which takes another comparison and a product.
+    bounded: whether x may exceed the range of the exponential, which takes another comparison and a product.
     """
     pair = _pair(elements)
     sign = [is_negative(2 * elements), pair] if bounded else [is_negative(elements)]
@@ -136,7 +136,7 @@ def logistic(elements: int, *, bounded: bool = False) -> Comm:
 
 
 def maximum(rows: int, length: int) -> Comm:
-    """Return the cost of the maximum of each row, by halving. Source: `crypten_arrays`."""
+    """Return the cost of the maximum of each row of `length` elements, by halving. Source: `crypten_arrays`."""
     parts, left = [], length
     while left > 1:
         parts.append(positive_part(rows * (left // 2)))
@@ -156,9 +156,9 @@ class CryptenSetting(EngineSetting):
     """Numbers modulo 2^64 with `fraction_bits` bits after the point, for a model whose weights are secret-shared.
 
     fraction_bits: By default 16, the `precision_bits` of CrypTen's configs/default.yaml.
-    device: what parties compute on; `emulated` computes on the CPU as a GPU does, for tests.
+    device: What the parties compute on; `emulated` computes on the CPU as on a GPU, for tests.
 
-    Raises UserError for another ring, a fraction that it cannot encode, weights that one party holds, masks of weights
+    Raises UserError for another ring, `fraction_bits` that are not from 12 to 24, weights that one party holds, masks
     that are kept, or several threads.
     """
 
@@ -169,7 +169,7 @@ class CryptenSetting(EngineSetting):
 
     @property
     def of_testbed(self) -> dict[str, int]:
-        """What seconds depend on; the bits after the point change no step."""
+        """The fields that compute seconds depend on, by name; fraction bits are not among them."""
         return {"threads": self.threads, "ring_bits": self.ring_bits}
 
     def __post_init__(self) -> None:
@@ -185,9 +185,9 @@ class CryptenSetting(EngineSetting):
 
 
 def comm(op: Op, setting: CryptenSetting) -> Comm:
-    """Return the rounds, messages and bytes of one op. Raises UserError for an op or a form without a formula.
+    """Return the rounds, messages and bytes of one op; a UserError is raised for an op or a form without a formula.
 
-    The dealer sends the client all that an op takes in one message, while the parties open numbers to each other.
+    The dealer sends the client all that an op needs in one message, while the parties open numbers to each other.
     """
     if op.is_local:
         return NOTHING

@@ -1,19 +1,18 @@
-"""Costs under the engines' protocols: bytes and rounds by formula, compute seconds from a testbed, and a network's
-link.
+"""Costs under the engines' protocols: bytes and rounds by formula, compute seconds from a testbed, on a network.
 
     latency = compute seconds + waited bytes x 8 / bandwidth + rounds x RTT / 2
 
     compute seconds of an op = fixed_s of its kind + sum over units of work of per_unit_s x count
 
-Nothing overlaps: within an op a party computes, then sends, then waits, as the engine does. The latency includes all
+Nothing overlaps: within an op a party computes, then sends, then waits, as in the engine. The latency includes all
 seconds of preprocessing. The start-up seconds (keys, first oblivious transfers) are added to the embedding, which every
 decoder has once.
 
-Compute seconds are fitted on measured runs. Each party was a process on the same machine, so they include handing
+Compute seconds are fitted on measured runs. Each party was a process on the same machine, so seconds include handing
 messages to TCP and back. Coefficients are at least 0, so that seconds never fall as work grows. The work of a matrix
 product depends on how the engine cuts it into tiles, and under cheetah into blocks. A kind is a type of op in one of
-its forms, with its weights secret-shared or held by the server; matrix products of all types share kinds, since one
-kernel computes them. A testbed file states the fit and the machine. An op that was measured at its full size takes the
+its forms, with its weights secret-shared or held by the server; most matrix products share a kind, since one kernel
+computes them. A testbed file states the fit and the machine. An op that was measured at its full size takes the
 measured seconds instead.
 """
 
@@ -38,16 +37,16 @@ from costmodel.protocols.primitives import Comm, EngineSetting
 from costmodel.trust import Trust
 
 SCHEMA_VERSION = 2
-POOL = "Matmul"  # the kind of all matrix products: one kernel, with secret factors or one that the server holds
+POOL = "Matmul"  # the kind of most matrix products: one kernel, with secret factors or one that the server holds
 UNMEASURED = {"TakeColumns": "TakeRows"}  # kind that a testbed may lack -> a similar kind, whose seconds it then has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindSeconds:
-    """The fit of one kind of op.
+    """The compute seconds of one kind of op, as fitted.
 
-    fixed_s, per_unit_s: Seconds per op, and per unit of work.
-    greatest: The most of each unit among the fitted ops; larger ops are extrapolated.
+    fixed_s, per_unit_s: Seconds per op, and seconds per unit of work, by the unit's name.
+    greatest: Largest amount of each unit among the fitted ops; larger ops are extrapolated.
     num_points: Number of fitted ops.
     worst_error: Greatest relative error on the fitted ops.
     held_out_error: Greatest relative error on an op that was left out of the fit; the error to expect for sizes
@@ -78,8 +77,8 @@ class OpSeconds:
     """The measurement of one op at its full size.
 
     seconds: The fastest of its runs (`crypten`: their median), with its share of preprocessing.
-    setup_s: That share; 0 where it cannot be told apart.
-    spread: Greatest deviation of another run, relative to `seconds`.
+    setup_s: Seconds of that share; 0 if it cannot be measured separately.
+    spread: Greatest deviation of any run from `seconds`, relative to `seconds`.
 
     Raises UserError for a number that is negative or not finite.
     """
@@ -97,10 +96,10 @@ class OpSeconds:
 class ComputeTestbed:
     """The compute seconds of each kind of op under one protocol, with all parties on one machine.
 
-    engine, machine, measured_on: Provenance; `notes` states what else matters.
+    engine, machine, measured_on: Where the seconds come from; `notes` states what else matters.
     threads: Threads of each party.
-    start_s: Seconds of keys and first oblivious transfers, once a run.
-    ops: Single ops that were measured, by `op_name`.
+    start_s: Seconds of keys and first oblivious transfers, once a run. Raises UserError if negative or not finite.
+    kinds, ops: The fit of each kind by `kind` or `fitted_kind`; the measurement of single ops by `op_name`.
     """
 
     protocol: str
@@ -127,7 +126,7 @@ def _check(**values: float) -> None:
 
 
 def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
-    """Return the work of an op by unit. A matrix product counts every tile, since each reads its operands again."""
+    """Return the work of an op by unit; for a matrix product that of all tiles, since each reads its operands again."""
     if not op.is_product:
         return op.work
     engine = ENGINE_PROTOCOLS[protocol]
@@ -138,30 +137,30 @@ def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
 
 
 def kind(op: Op, weights: str) -> str:
-    """Return an op's type, its forms and, if its type has hidden weights, `weights`: `TokenEmbedding.lookup.secret`.
+    """Return the name of an op's kind: its type, its forms and, for hidden weights, who holds them.
 
-    weights: who holds the weights, `secret` or `server`, here and in the functions below.
+    An example is `TokenEmbedding.lookup.secret`. weights: `secret` or `server`, here and in the functions below.
     """
     forms = [value for field in fields(op) if isinstance(value := getattr(op, field.name), str)]
     return ".".join([type(op).__name__, *forms, *([weights] if op.weights == "hidden" else [])])
 
 
 def fitted_kind(op: Op, weights: str) -> str:
-    """Return the kind whose fit applies to an op: its own or, for most matrix products, one that they share."""
+    """Return the name of the kind whose fit applies to an op: its own or, for most matrix products, a shared one."""
     if not op.is_product or op.work:
         return kind(op, weights)
     return f"{POOL}.{weights if op.weights == 'hidden' else 'secret'}"
 
 
 def op_name(op: Op, weights: str) -> str:
-    """Return the kind of an op with its other fields that are not defaults, such as `Relu(rows=8, features=16)`."""
+    """Return an op's kind and its fields that are not forms or defaults, such as `Relu(rows=8, features=16)`."""
     values = {field.name: getattr(op, field.name) for field in fields(op) if getattr(op, field.name) != field.default}
     shape = ", ".join(f"{name}={value}" for name, value in values.items() if not isinstance(value, str))
     return f"{kind(op, weights)}({shape})"
 
 
 def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """Return the seconds of one op, without start-up; a UserError is raised if the testbed lacks its kind or unit."""
+    """Return the compute seconds of one op, without start-up; a UserError is raised if the testbed lacks its kind."""
     if known := testbed.ops.get(op_name(op, weights)):
         return known.seconds
     measured = _measured(op, weights, testbed)
@@ -175,7 +174,7 @@ def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 
 
 def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """Return the greatest ratio, over units, of an op's work to the most that was measured; at least 1."""
+    """Return the greatest ratio, over units, of an op's work to the most that was fitted; at least 1."""
     if op_name(op, weights) in testbed.ops:
         return 1.0
     greatest = _measured(op, weights, testbed).greatest
@@ -186,8 +185,8 @@ def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
     """Return the absolute error to expect of an op's seconds, in seconds.
 
-    A measured op has its spread. Others have the held-out error of their kind, plus as much again for every doubling
-    beyond the measured sizes.
+    It is the spread of an op that was measured. For others it is the held-out error of their kind, plus as much again
+    for every doubling beyond the fitted sizes.
     """
     seconds = seconds_of(op, weights, testbed)
     if known := testbed.ops.get(op_name(op, weights)):
@@ -237,8 +236,8 @@ LATENCY_STEP_S = 2.0**-26  # seconds are multiples of this, so sums below 4 year
 class ByFormula(Pricer):
     """A protocol on a network, with bytes and rounds by formula; `setting` states how numbers are represented.
 
-    `--protocol module:Class` takes a subclass with `trust`, `comm` and `op_s`. A field `testbed`, with a default, is
-    the file of `--testbed`.
+    To price by a protocol of your own with `--protocol module:Class`, write a subclass with `trust`, `comm` and `op_s`.
+    If it has a field `testbed`, with a default, it also takes `--testbed`, as a path.
     """
 
     protocol: str
@@ -251,7 +250,7 @@ class ByFormula(Pricer):
 
     @abstractmethod
     def comm(self, op: Op) -> Comm:
-        """Return the rounds, messages and bytes of an op; a UserError is raised if there is no formula for it."""
+        """Return the rounds, messages, bytes and keys of an op; a UserError is raised if there is no formula for it."""
 
     @abstractmethod
     def op_s(self, op: Op, cost: Comm) -> float:
@@ -262,7 +261,7 @@ class ByFormula(Pricer):
         return 0.0
 
     def start_s(self, op: Op) -> float:
-        """Return the start-up seconds that are added to this op; one op of a model carries them."""
+        """Return the start-up seconds that are added to this op: those of the run for one op of a model, else 0."""
         return 0.0
 
     def price(self, op: Op) -> Price:
@@ -283,12 +282,12 @@ class ByFormula(Pricer):
         )
 
     def wire_s(self, cost: Comm) -> float:
-        """Return the seconds that a communication takes on the link."""
+        """Return the seconds that the communication of an op takes on the link."""
         pair_bytes = cost.sent_bytes / math.comb(self.trust.num_parties, 2)
         return network_s(self.link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=pair_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
-        """Return the latency of a graph, in seconds, minus and plus the errors of its ops' compute seconds."""
+        """Return the latency of a graph, in seconds, minus and plus the sum of its ops' errors `error_s`."""
         low_s = high_s = 0.0
         for op, count in Counter(node.op for node in graph).items():
             cost = self.comm(op)
@@ -300,7 +299,7 @@ class ByFormula(Pricer):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Derived(ByFormula):
-    """A protocol of an engine, on a testbed and a network; `setting` states the ring and who holds the weights."""
+    """A protocol of an MPC engine, on a testbed and a network; `setting` states the ring and who holds the weights."""
 
     range_over: str = "errors of the compute seconds"
     setting: EngineSetting
@@ -336,11 +335,11 @@ def load(
     testbed: Path | None = None,
     setting: EngineSetting | None = None,
 ) -> Derived:
-    """Return a protocol on a network (default `lan`) and a testbed (default: the one committed for it).
+    """Return the pricer of a protocol on a network (default `lan`) and a testbed (default: the committed one).
 
     Raises:
         UserError: If the network or testbed file is not valid, the protocol does not support the setting, or the
-            testbed is for another protocol, engine, ring, number of threads or (not `crypten`) of fraction bits.
+            testbed is for another protocol, engine, ring, number of threads or (except `crypten`) of fraction bits.
     """
     path, link = testbed or TESTBEDS / f"{protocol}.yaml", load_network(network)
     measured, setting = load_file(ComputeTestbed, path), setting or ENGINE_PROTOCOLS[protocol].setting()
@@ -368,13 +367,13 @@ def load(
 
 
 def load_if_measured(protocol: str, network: str | Network, setting: EngineSetting) -> Derived | None:
-    """Return a protocol on a network and its committed testbed; None if that was measured in another setting."""
+    """Return a protocol's pricer with its committed testbed; None if that was measured in another setting."""
     is_usual = setting.of_testbed == type(setting)().of_testbed and setting.device == "cpu"
     return load(protocol, network, setting=setting) if is_usual else None
 
 
 def check_setting(protocol: str, setting: EngineSetting) -> None:
-    """Check that a protocol supports a setting; a UserError is raised if it does not."""
+    """Raise UserError if a protocol does not support a setting."""
     if setting.weight_masks == "kept" and not ENGINE_PROTOCOLS[protocol].keeps_masks:
         keeping = " or ".join(name for name, known in ENGINE_PROTOCOLS.items() if known.keeps_masks)
         raise UserError(f"`weight_masks` kept is of protocol {keeping}, but got protocol {protocol}; leave it out.")

@@ -1,9 +1,9 @@
-"""Calls per element of elementary functions on fixed-point secrets, as the engine approximates them.
+"""Calls of primitives, per element, for elementary functions of fixed-point secrets, as the engine approximates them.
 
 Source of every sequence: SecretFlow-SPU 0.9.5 (https://github.com/secretflow/spu), files named below, under the default
-runtime options of that version: exponential by squaring with 8 iterations, division by Goldschmidt with 2, tanh by
-Chebyshev polynomials, erf by Abramowitz and Stegun 7.1.27. The tests compare them with measured bytes. Operations that
-are not listed are local: sums, products with public integers, shifts and masks of boolean sharings.
+runtime options of that version: exponential by 8 squarings, division by 2 of Goldschmidt's iterations (3 from 30
+fraction bits on), tanh by Chebyshev polynomials, erf by Abramowitz and Stegun 7.1.27. Tests compare bytes with measured
+ones. Other operations are local: sums, products with public integers, shifts and masks of boolean sharings.
 """
 
 from math import ceil, log2
@@ -20,7 +20,7 @@ CHEBYSHEV_TERMS = 9  # fxp_approx.cc, tanh_chebyshev
 RSQRT_DEGREE = 4  # fxp_approx.cc, rsqrt_init_guess
 NARROWEST_DIVISION_BITS = 64
 ERF_DEGREE = 4  # fxp_approx.cc, ErfImpl
-VERY_SMALL_UNITS = 4  # in units of the last fraction bit; see `constant_product`
+VERY_SMALL_UNITS = 4  # units of the last fraction bit below which `constant_product` enlarges a number
 
 MULTIPLY: Calls = (Call(primitive="multiply", elements=1),)
 SIGN: Calls = (Call(primitive="msb", elements=1),)
@@ -30,7 +30,7 @@ MAXIMUM = SIGN + SELECT  # of two numbers, by the sign of their difference
 
 
 def truncate(setting: EngineSetting) -> Calls:
-    """Return the calls that truncate a product to `fraction_bits`; a product with a public number needs no others."""
+    """Return the calls that truncate a product to `fraction_bits`: all that a product with a public number needs."""
     return (Call(primitive="truncate", elements=1, bits=setting.fraction_bits),)
 
 
@@ -40,14 +40,14 @@ def product(setting: EngineSetting) -> Calls:
 
 
 def weight_product(op: Op, setting: EngineSetting) -> Calls:
-    """Return the calls that multiply a secret by a weight."""
+    """Return the calls that multiply a secret by a weight of `op`: secret-shared, held by the server, or public."""
     if op.public:
         return truncate(setting)
     return (Call(primitive="multiply", elements=1, private=setting.weights == "server"), *truncate(setting))
 
 
 def weight_sum(op: Op, setting: EngineSetting) -> Calls:
-    """Return the calls that add a weight to a secret: none, unless a server holds the weight and shares it first.
+    """Return the calls that add a weight of `op` to a secret: none, unless the server holds and first shares it.
 
     Source: api.cc, add_sv.
     """
@@ -55,7 +55,7 @@ def weight_sum(op: Op, setting: EngineSetting) -> Calls:
 
 
 def constant_product(factor: float, setting: EngineSetting) -> Calls:
-    """Return the calls of a product with a constant: none for 1, and a wider truncation for a very small number.
+    """Return the calls that multiply by a constant: none for 1, and a wider truncation for a very small number.
 
     Below 4 units of the last fraction bit, the engine multiplies by 2^k times the number and truncates k bits more; 2^k
     is the greatest power of two less than the number's inverse. Source: SecretFlow-SPU, libspu/dialect/ring,
@@ -70,6 +70,7 @@ def constant_product(factor: float, setting: EngineSetting) -> Calls:
 
 
 def square(setting: EngineSetting) -> Calls:
+    """Return the calls that square a secret."""
     return (Call(primitive="square", elements=1), *truncate(setting))
 
 
@@ -80,7 +81,7 @@ def exponential(setting: EngineSetting) -> Calls:
 
 
 def reciprocal(setting: EngineSetting) -> Calls:
-    """Return the calls that remove the sign, apply `reciprocal_positive` and restore the sign.
+    """Return the calls that compute 1 / x: remove the sign, apply `reciprocal_positive` and restore the sign.
 
     Source: fxp_base.cc, reciprocal_goldschmidt.
     """
@@ -88,7 +89,7 @@ def reciprocal(setting: EngineSetting) -> Calls:
 
 
 def reciprocal_positive(setting: EngineSetting) -> Calls:
-    """Return the calls that scale x to [1/2, 1) by a power of two, run Goldschmidt's iterations and scale back.
+    """Return the calls that compute 1 / x for x > 0: scale to [1/2, 1), iterate as Goldschmidt, and scale back.
 
     Source: fxp_base.cc, reciprocal_goldschmidt_positive and reciprocal_goldschmidt_normalized_approx.
     """
@@ -100,7 +101,7 @@ def reciprocal_positive(setting: EngineSetting) -> Calls:
 
 
 def reciprocal_square_root(setting: EngineSetting) -> Calls:
-    """Return the calls that multiply a polynomial on [1/4, 1/2) by a power of sqrt(2).
+    """Return the calls that compute 1 / sqrt(x): a polynomial of x scaled to [1/4, 1/2), times a power of sqrt(2).
 
     Source: fxp_approx.cc, f_rsqrt.
     """
@@ -112,7 +113,7 @@ def reciprocal_square_root(setting: EngineSetting) -> Calls:
 
 
 def tanh(setting: EngineSetting) -> Calls:
-    """Return the calls that clamp to [-5, 5], scale, and sum weighted Chebyshev polynomials.
+    """Return the calls that compute tanh: clamp to [-5, 5], scale, and sum weighted Chebyshev polynomials.
 
     Source: fxp_approx.cc, tanh_chebyshev.
     """
@@ -127,7 +128,7 @@ def sigmoid(setting: EngineSetting) -> Calls:
 
 
 def error_function(setting: EngineSetting) -> Calls:
-    """Return the calls that compute 1 - 1 / p(|x|)^4 below 3 and 1 above, with the sign of x.
+    """Return the calls that compute erf: 1 - 1 / p(|x|)^4 for |x| below 3 and 1 above, times the sign of x.
 
     Source: fxp_approx.cc, f_erf.
     """
@@ -138,7 +139,7 @@ def error_function(setting: EngineSetting) -> Calls:
 
 
 def polynomial(degree: int, setting: EngineSetting) -> Calls:
-    """Return the calls that sum powers of x with public coefficients, and truncate the sum once.
+    """Return the calls of a polynomial of `degree` with public coefficients; the weighted sum is truncated once.
 
     Source: fxp_base.cc, polynomial.
     """
@@ -154,7 +155,7 @@ def polynomial(degree: int, setting: EngineSetting) -> Calls:
 def highest_bit(setting: EngineSetting) -> Calls:
     """Return the calls that keep only the highest set bit, by ORing each bit with all bits above it.
 
-    Source: ring.cc, _prefix_or. A UserError is raised for a ring of 32 bits, in which the engine cannot divide.
+    A UserError is raised for a ring of 32 bits, in which the engine cannot divide. Source: ring.cc, _prefix_or.
     """
     if setting.ring_bits < NARROWEST_DIVISION_BITS:
         raise UserError(
@@ -171,9 +172,9 @@ def _arithmetic(bits: int) -> Calls:
 
 
 def reduction(length: int, function: Calls) -> Calls:
-    """Return the calls that reduce `length` elements by halving; odd ones are combined last.
+    """Return the calls that combine `length` elements by a tree of `function`; left-over elements are combined last.
 
-    Source: hlo/reduce.cc, TreeReduce.
+    `function` has the calls that combine two elements. Source: hlo/reduce.cc, TreeReduce.
     """
     calls: Calls = ()
     num_waiting = 0

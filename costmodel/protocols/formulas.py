@@ -1,4 +1,4 @@
-"""The protocols that an engine runs: the formulas of each, and whom you must trust.
+"""The protocols that an MPC engine here runs: the formulas of each, and whom you must trust.
 
 Sources for trust: docs/reference/mpc_status.rst of SecretFlow-SPU 0.9.5 (https://github.com/secretflow/spu), the
 configuration used for runs, and the protocols' own papers.
@@ -17,20 +17,20 @@ from costmodel.trust import Trust
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineProtocol:
-    """A protocol of an engine.
+    """A protocol that an MPC engine runs. Functions take an op or calls and, except `matrix_work`, a setting.
 
-    engine: Name of its package.
+    engine: Name of the engine's Python package.
     setting: The class of its settings.
-    trust: Whom you must trust; its number of parties is the engine's.
-    comm: Return the rounds, messages and bytes of an op, independent of the ops before it.
-    in_order: Return the same for each op of a fresh run, where it depends on the ops before it; None where it does not.
-    num_shares: Words that a party holds of one element.
+    trust: Whom you must trust, and the number of computing parties.
+    comm: Returns the rounds, messages and bytes of an op, independent of the ops before it.
+    in_order: Returns the same for each op of a fresh run, in order; None if no op's cost depends on the ops before it.
+    num_shares: Number of ring elements that make up one party's share of an element.
     keeps_masks: Whether masks of weights can be reused between runs.
-    matrix_work: Return the work of the matrix products among calls, by unit.
+    matrix_work: Returns the work of the matrix products among calls, by unit.
     is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
     deals_ahead: Whether a dealer prepares the next ops while the parties compute.
-    fraction_bits: Choices, of which a run takes the largest that can represent the model's values; empty if a run uses
-        the setting's.
+    fraction_bits: Values of `fraction_bits`; a run takes the largest that can represent the model's numbers. If there
+        are none, a run uses the setting's.
     """
 
     engine: str = "spu"

@@ -1,7 +1,8 @@
 """Linear fits by relative error, as linear programs or by least squares.
 
-A row maps terms to counts and has a measured target; a fit gives every term a coefficient >= 0. Columns and rows are
-scaled before solving, because raw bytes (1e10) and seconds per element (1e-6) would be lost in solver tolerances.
+A row maps terms to counts and has a target, the measured value; a fit gives every term a coefficient >= 0 such that the
+sums of coefficient x count are close to the targets. Columns and rows are scaled before solving, because raw bytes
+(1e10) and seconds per element (1e-6) would be lost in solver tolerances.
 
 Source: Boyd and Vandenberghe 2004, "Convex Optimization", section 6.1 (Chebyshev and l1 approximation as programs).
 """
@@ -27,14 +28,14 @@ def fit(
 ) -> dict[str, float]:
     """Return the coefficient of every term, the fixed ones included.
 
-    Those that are not fixed are >= 0 and have the least mean relative error, among those whose greatest relative error
-    is at most `worst`.
+    Fitted coefficients are >= 0 and have the least mean relative error of all whose greatest relative error is at most
+    `worst`.
 
     Args:
-        rows, targets: Counts of terms in each row, and its measured value. Every row must have the terms of the first
-            row, which are those that are fitted, and the fixed ones. A term whose count is 0 in every row gets 0.
-        worst: Greatest relative error allowed. If no coefficients reach it, the least reachable one is used instead.
-        fixed: Coefficients that are given.
+        rows, targets: Counts of terms in each row, and its measured value. Every row must have the fixed terms and the
+            terms of the first row, which are fitted unless fixed. A term whose count is 0 in every row gets 0.
+        worst: Greatest relative error allowed on a row; if it cannot be reached, the least that can be is allowed.
+        fixed: Given coefficients, by term.
     """
     terms = [term for term in rows[0] if term not in fixed]
     matrix, column_scale = _scaled(rows, targets, terms)
@@ -72,12 +73,11 @@ def extremes(
     tolerance: float,
     bounds: Mapping[str, tuple[float, float]],
 ) -> tuple[float, float]:
-    """Return the least and greatest sum of coefficient x count over all coefficients >= 0 that are consistent with the
-    rows.
+    """Return the least and greatest sum of coefficient x count over all consistent coefficients >= 0.
 
-    Consistent coefficients reproduce each row's target within the relative `tolerance` and stay within `bounds`. The
-    greatest sum is infinite if `counts` has a term that neither rows nor bounds limit. A UserError is raised if no
-    coefficients are consistent.
+    Coefficients are consistent if they reproduce each row's target within the relative `tolerance` and lie within
+    `bounds`, by term. The greatest sum is infinite if `counts` has a term that neither rows nor bounds limit. A
+    UserError is raised if no coefficients are consistent.
     """
     matrix, column_scale = _scaled(rows, targets, tuple(counts))
     columns = zip(counts, column_scale, strict=True)
@@ -98,7 +98,7 @@ def extremes(
 def least_squares(shares: Array) -> Array:
     """Return the coefficients >= 0 with the least sum of squared relative errors.
 
-    `shares` is rows x terms: counts divided by the row's target. Its columns may differ by ten orders of magnitude.
+    `shares` is rows x terms: counts divided by the row's target. Columns may differ by ten orders of magnitude.
     """
     scale = np.where(shares.max(axis=0) > 0, shares.max(axis=0), 1.0)
     values: Array = nnls(shares / scale, np.ones(len(shares)))[0] / scale

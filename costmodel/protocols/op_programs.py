@@ -1,8 +1,8 @@
-"""The calls of each op: the steps on secrets of every function in `execution.op_functions`.
+"""The calls of primitives that each op makes when the engine runs its function in `execution.op_functions`.
 
-Everything is secret except the temperatures, the bounds of scores, the scalars of shaped attention, the factor of a
-`Scale`, the causal mask, the rotary angles, and the weights that a deployment makes public. Other weights are shared by
-all parties or held by the server, as the setting says. The client shares its tokens one-hot, or as ids if the embedding
+Everything is secret except temperatures, score bounds, the scalars of shaped attention, the factors of scores and of
+`Scale`, the causal mask, rotary angles, and weights that a deployment makes public. Other weights are shared by all
+parties or held by the server, as the setting says. The client shares its tokens one-hot, or as ids if the embedding
 looks them up. The logits stay shared. Steps without a call are local. The engine's compiler drops products with a
 constant 1 and reductions over one element, so some shapes of size 1 have their own programs.
 """
@@ -25,7 +25,7 @@ SHARED: Calls = (Call(primitive="share", elements=1),)  # such as the initial va
 
 
 def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
-    """Return the calls of one op, none if it is local.
+    """Return the calls of one op; there are none if it is local.
 
     `share_bytes` is the size of one party's share of one element, which decides how a matrix product is cut into tiles.
     A UserError is raised for an op without a program, a product of more than `MOST_TILES` tiles, or a division, square
@@ -41,10 +41,10 @@ def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
 
 
 def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, weights_of: Op | None = None) -> Calls:
-    """Return the calls of an m x k by k x n product, in tiles where the engine cuts it; the result is truncated once.
+    """Return the calls of an m x k by k x n product, in tiles if the engine cuts it; the result is truncated once.
 
-    `weights_of` is the op whose weight is the right factor, or None if that factor is a secret. A UserError is raised
-    for more than `MOST_TILES` tiles.
+    `weights_of` is the op whose weight is the right factor, or None if that factor is a secret activation. A UserError
+    is raised for more than `MOST_TILES` tiles.
     """
     primitive: Primitive = "public_matmul" if weights_of and weights_of.public else "matmul"
     hidden = weights_of is not None and weights_of.hides_weights
@@ -70,7 +70,7 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
 
 
 def matrix_work(calls: Calls) -> dict[str, int]:
-    """Return the work of the matrix products among calls: `products` of two numbers, and elements of `operands`."""
+    """Return the work of the matrix products among calls: `products` of two numbers, and `operands`, in elements."""
     products = [(call.operands // sum(call.factors)) * call.elements for call in calls if call.factors]
     return {"products": sum(products), "operands": sum(call.operands for call in calls)}
 

@@ -1,7 +1,7 @@
-"""The terms in which an op's cost is stated: calls of a protocol's primitives, and the cost of one call.
+"""The cost of an op as the sum over its calls of a protocol's primitives.
 
 An op is a sequence of calls, which is the same for every protocol of SecretFlow-SPU except for the tiles of matrix
-products. A protocol prices a call from its size alone. Calls run one after the other, as in the engine.
+products. The cost of a call depends on its fields alone. Calls run one after the other, as in the engine.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,18 +33,18 @@ WeightMasks = Literal["fresh", "kept"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSetting:
-    """How the engine represents the numbers of a model.
+    """How the engine represents the numbers of a model, and who holds its weights.
 
     ring_bits: Secret-shared integers are modulo 2^ring_bits.
     fraction_bits: Bits after the binary point; 18 is the engine's default for a ring of 64 bits.
     weights: `secret`, shared by all parties before the run; `server`, held by one party and seen by no other.
     weight_masks: Masks of weight matrices in products that open them masked (`semi2k`): `fresh` in every run, or
         `kept` from an earlier run, so that only the other factor is masked and opened.
-    threads: Threads of each party. Formulas are for one; with more, cheetah preprocesses more than they count.
+    threads: Threads of each party. Formulas are for one thread; with more, cheetah preprocesses more than is counted.
 
     Raises:
-        UserError: If the engine does not have the ring, the fraction does not fit into it, `threads` is below 1, or
-            masks are to be reused for weights that the server holds, which the engine shares again in every run.
+        UserError: Unless `ring_bits` is 32, 64 or 128, `fraction_bits` from 1 to ring_bits / 2 - 1 and `threads` at
+            least 1; or if masks are kept for weights that the server holds, which the engine shares in every run.
     """
 
     formulas_of: ClassVar[str] = ENGINE
@@ -57,7 +57,7 @@ class EngineSetting:
 
     @property
     def device(self) -> str:
-        """What the parties compute on."""
+        """The device that the parties compute on: `cpu`."""
         return "cpu"
 
     @property
@@ -67,7 +67,7 @@ class EngineSetting:
 
     @property
     def of_testbed(self) -> dict[str, int]:
-        """The fields that seconds depend on, by name, which a testbed must have been measured with."""
+        """The fields that compute seconds depend on, by name; a testbed must have been measured with these values."""
         return {"threads": self.threads, "ring_bits": self.ring_bits, "fraction_bits": self.fraction_bits}
 
     def __post_init__(self) -> None:
@@ -90,11 +90,11 @@ class Call:
     """One call of a primitive.
 
     elements: Elements of the result.
-    operands: Elements of both factors of a matrix product; 0 for other primitives.
-    factors: Rows and columns of a matrix product; empty for other primitives.
+    operands: Elements of both factors of a matrix product together; 0 for other primitives.
+    factors: Rows and columns of the result of a matrix product; empty for other primitives.
     bits: Width of the operands of `and` and `b2a`, or bits that `truncate` cuts off; 0 for other primitives.
     private: Whether one party holds the right factor of a `multiply` or `matmul`, which is not shared.
-    opened: Whether the right factor of a `matmul` was opened, masked, in an earlier run.
+    opened: Whether the right factor of a `matmul` was opened under a mask in an earlier run.
     """
 
     primitive: Primitive
@@ -113,9 +113,10 @@ Calls: TypeAlias = tuple[Call, ...]
 class Comm:
     """The communication of a call: rounds on the critical path; messages and bytes summed over all parties.
 
+    setup_bytes: Bytes of preprocessing, or from the dealer of `crypten`; not in `online_bytes`.
     waited_bytes: Bytes on the critical path, preprocessing included, if each pair of parties has a full-duplex link
         of its own; bytes that are sent at the same time count once.
-    key_bytes: Bytes that a dealer gives each party; in no other field.
+    key_bytes: Bytes of keys that the dealer of `sigma` gives each party; not in any other field.
     """
 
     rounds: int
@@ -142,7 +143,7 @@ def local(call: Call, _: object) -> Comm:
 
 
 def refuse_public(op: Op, protocol: str) -> None:
-    """Raise UnpricedOpError for public weights, under a protocol that has formulas for hidden weights only."""
+    """Raise UnpricedOpError if an op's weights are public, for a protocol with formulas for hidden weights only."""
     if op.public:
         raise UnpricedOpError(
             f"`public_layers` go with protocols semi2k, aby3 and cheetah, but got protocol {protocol}, which has no "
@@ -161,13 +162,13 @@ def price_calls(
 
 
 def one_by_one(comm: Callable[[Op, Any], Comm], some: Sequence[Op], setting: Any) -> tuple[Comm, ...]:
-    """Return the cost of each op when it does not depend on earlier ops; equal ops are priced once."""
+    """Return the cost of each op, in order, if it does not depend on earlier ops; equal ops are priced once."""
     costs = {op: comm(op, setting) for op in dict.fromkeys(some)}
     return tuple(costs[op] for op in some)
 
 
 def total_comm(parts: Iterable[Comm]) -> Comm:
-    """Return the summed cost of steps of which each waits for the one before it."""
+    """Return the summed cost of steps that run one after the other."""
     columns = zip(*map(COUNTS_OF, (NOTHING, *parts)), strict=True)
     return Comm(**dict(zip(COUNTS, map(sum, columns), strict=True)))
 
@@ -178,7 +179,7 @@ def on(elements: int, calls: Calls) -> Calls:
 
 
 def stored_bytes(bits: int) -> int:
-    """Return the bytes in which the engine stores and sends a boolean sharing: a power of two, at least 1."""
+    """Return the bytes in which the engine stores and sends `bits` shared bits: a power of two, at least 1."""
     return max(1, 1 << max(0, (bits - 1).bit_length() - 3))
 
 

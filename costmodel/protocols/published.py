@@ -2,9 +2,9 @@
 
     cost of an op = sum over terms of coefficient x count, counts from COUNTS, coefficients from a testbed file
 
-The coefficients were fitted on the printed rows by the code of commit d6990533, and include the network; only those of
-ReLU, which the rows do not determine, are priors with a source in the testbed. There is therefore no network to choose,
-and rounds, messages and the splits of bytes and seconds are not known.
+The coefficients were fitted on the printed rows by the code of commit d6990533, and include the papers' network, so you
+cannot choose a network. Only those of ReLU, which the rows do not determine, are priors with a source in the testbed.
+Rounds, messages and the parts of bytes (online, offline) and of seconds (computing, network) are not known.
 
 Assumptions of the counts:
 
@@ -14,8 +14,8 @@ Assumptions of the counts:
   costs per query and key are in the softmax.
 - Embedding and projection cost tokens x vocabulary each, with one shared coefficient. The rows identify their sum at a
   vocabulary of 50,000. It is assumed that each is half of it and that both grow with the vocabulary.
-- Adding activations, learned positions and rotary angles is local, so free. A temperature is free because rows with
-  SM(t) print the costs of the rows without it: it merges with 1/sqrt(head_dim).
+- Adding activations or learned positions and rotating by public angles are local, so free. A temperature is free
+  because rows with SM(t) print the costs of the rows without it: it merges with 1/sqrt(head_dim).
 - Scaled additions and norms with a frozen deviation fold into neighbouring linears, so they are free; beside LayerNorms
   that is an assumption.
 - Shaped attention costs its scores: learned scalars times fixed-point numbers need a truncation per element.
@@ -53,7 +53,7 @@ HELD_OUT = TESTBEDS / "held_out_rows.csv"  # 512 tokens: never fitted, so they c
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedRow:
-    """One printed row, in the papers' units (GFLOP, GB of 1e9 bytes, minutes); Decimal keeps the printed digits.
+    """One row of the papers' tables, in their units (GFLOP, GB of 1e9 bytes, minutes); Decimal keeps printed digits.
 
     sent_gigabytes: Total communication. The papers do not say whether it counts one party or both.
     ffn_gflop, attention_gflop: By the papers' own counting convention.
@@ -82,7 +82,7 @@ class PublishedRow:
 
     @property
     def own_method(self) -> bool:
-        """Whether the row is an architecture of the papers, not the block of He and Hofmann that they compare with."""
+        """Whether the row is an architecture of the papers, and not their baseline, the block of He and Hofmann."""
         return not self.notation.startswith("HH(")
 
     @property
@@ -174,7 +174,7 @@ BYTES_STEP = 2.0**-8
 
 
 def counts(op: Op) -> dict[str, int]:
-    """Return the count of each term of one op, {} if it is free.
+    """Return the count of each term (a key of `TERMS`) in one op; {} if the op is free.
 
     An UnpricedOpError is raised for an op without a formula, a form without data, or public weights.
     """
@@ -206,11 +206,11 @@ def graph_counts(graph: Iterable[Node]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """One coefficient of the fit.
+    """The coefficient of one term.
 
     value: Seconds or bytes per unit of its term.
-    identified_by: `data` if the rows determine it, `prior` if they cannot and another source does.
-    low, high: Bounds set by a prior; None if the rows alone bound it.
+    identified_by: `data` if the printed rows determine it, `prior` if only another source does.
+    low, high: Bounds that the prior sets on `value`; None if only the rows bound it.
     source: Where the value comes from.
     """
 
@@ -223,7 +223,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittedRow:
-    """A measured row: its latency in seconds, and the count of each term in its op graph."""
+    """A printed row: its latency in seconds, and the count of each term in its op graph."""
 
     name: str
     latency_s: float
@@ -232,10 +232,10 @@ class FittedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Testbed:
-    """Coefficients per term, in seconds and bytes, with the rows that they were fitted on.
+    """Coefficients by term, in seconds and bytes, with the rows that they were fitted on.
 
-    `not_identified` says what the measurements cannot determine. `latency_tolerance` is the greatest relative error on
-    a row at which coefficients count as consistent with the rows.
+    `not_identified` says in words what the rows cannot determine. `latency_tolerance` is the greatest relative error on
+    any row with which coefficients count as consistent with the rows.
     """
 
     __test__ = False  # pytest must not collect it
@@ -253,7 +253,7 @@ class Published(Pricer):
 
     latency_s, sent_bytes: Seconds and bytes per unit of each term.
     latency_bounds_s: Least and greatest seconds per unit, for terms that only a prior identifies.
-    rows, latency_tolerance: Consistent coefficients reproduce these rows, to that relative error.
+    rows, latency_tolerance: Rows that coefficients must reproduce to be consistent, and the relative error allowed.
     data: The range of the printed rows; costs outside it are extrapolated.
     """
 
@@ -280,9 +280,9 @@ class Published(Pricer):
         return Price(latency_s=latency_s, sent_bytes=sent_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
-        """Return the least and greatest seconds over these coefficients and all others >= 0 that fit rows and priors.
+        """Return the least and greatest seconds over these coefficients and all others that rows and priors allow.
 
-        Only coefficients vary. How costs grow with dimensions that no row varies is taken as given.
+        Only coefficients vary, from 0 up. How costs grow with dimensions that no row varies is taken as given.
         """
         from costmodel.protocols.linear_fit import extremes  # imported here, as costs do not need scipy
 
@@ -292,7 +292,7 @@ class Published(Pricer):
         return min(low, point), max(high, point)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """Return the parts of a graph that no printed row has."""
+        """Return the parts of a graph that are outside the range of the printed rows, in words."""
         return self.data.outside(graph)
 
 

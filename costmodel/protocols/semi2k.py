@@ -1,8 +1,8 @@
 """The protocol `semi2k`: two parties, additive shares modulo 2^k, correlated randomness from a dealer; semi-honest.
 
-A call consumes correlations one after the other. Each correlation masks the numbers that both parties open to each
-other at once, so it takes one round and only the masked numbers are sent. Bytes are those that the two parties send
-each other. The engine has no products with a factor that one party holds: it shares the factor first, which is local.
+A call consumes correlations (correlated randomness) one after the other. Each correlation masks numbers that both
+parties open to each other at once, so it takes one round and only the masked numbers are sent. Bytes are those that the
+two parties send each other. If one party holds a factor of a product, the engine shares it first, which is local.
 
 The dealer's traffic is not included: the engine's default dealer is its first party, which expands seeds that are
 exchanged once at start-up, so no call has preprocessing bytes. That party could unmask what the other hides, so a cost
@@ -36,10 +36,10 @@ MASKS: dict[Kind, int] = {"product": 2, "and": 2, "square": 1, "cross": 1, "bit"
 class Correlation:
     """Correlated randomness of one kind.
 
-    elements: Elements of the result.
+    elements: Elements of the result of the step that consumes it.
     bits: Bits of each element; an element of `and` or `bit` consists of that many correlations of single bits.
     shape: Rows, inner dimension and columns of a matrix product; empty for other kinds.
-    opened: Whether the right factor of a `matrix` was opened in an earlier run; its mask is made all the same.
+    opened: Whether the right factor of a `matrix` was opened in an earlier run; its mask is generated nevertheless.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class Correlation:
 
     @property
     def masked_bytes(self) -> int:
-        """Bytes of masked numbers that each party sends."""
+        """Bytes of masked numbers that each party sends when it consumes the correlation."""
         if self.kind != "matrix":
             return MASKS[self.kind] * self.elements * stored_bytes(self.bits)
         rows, inner, columns = self.shape
@@ -66,7 +66,7 @@ def comm(op: Op, setting: EngineSetting) -> Comm:
 
 
 def correlations_of(op: Op, setting: EngineSetting) -> Correlations:
-    """Return the correlations that one op consumes; a UserError is raised as by `calls_of`."""
+    """Return the correlations that one op consumes, in order; a UserError is raised as by `calls_of`."""
     calls = calls_of(op, setting, share_bytes=setting.ring_bits // 8)
     return tuple(correlation for call in calls for correlation in CORRELATIONS[call.primitive](call, setting))
 

@@ -4,12 +4,13 @@
     compute seconds of an op = sum over units of per_unit_s of its class x count
 
 Bytes and rounds are those of the two parties online; there is no preprocessing between them. `key_bytes` is what the
-dealer sends each of them before a run and is in no other number; a key serves one run. Seconds were fitted on published
-GPU runs, which compute and send in turn, by the code of commit d6990533. No engine runs the protocol here.
+dealer sends each party before a run and is not in any other number; a key serves one run. Seconds were fitted on
+published GPU runs, which compute and send in turn, by the code of commit d6990533. No engine runs the protocol here.
 
-A key is moved to the GPU before it is used and read through by its step, so it takes most of the seconds. A round
-starts kernels or, for norms on the CPU, threads. Weight matrices are moved to the GPU too. The multiplications of
-matrix products are too fast to show. Coefficients are at least 0, so seconds never fall as work grows.
+The units of compute seconds are key bytes, rounds and elements of weight matrices. A key is moved to the GPU and its
+step reads all of it, which takes most of the seconds. Each round starts kernels or, for norms on the CPU, threads.
+Weight matrices are moved to the GPU too; multiplying them is too fast to show. Coefficients are at least 0, so seconds
+never fall as work grows.
 
 Source: Gupta et al. 2024, SIGMA, https://eprint.iacr.org/2023/1269.
 """
@@ -56,14 +57,15 @@ CLASS_OF: dict[type, Class] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassSeconds:
-    """The fit of one class of ops.
+    """The compute seconds of one class of ops, as fitted.
 
-    per_unit_s: Seconds per unit.
-    least, greatest: Range of the fitted ops, for each unit that varies; ops beyond it are extrapolated.
+    per_unit_s: Seconds per unit of work, by the unit's name.
+    least, greatest: Range of each unit that varies among the fitted ops; ops beyond it are extrapolated.
     worst_error: Greatest relative error on a fitted run.
     held_out_error: Greatest relative error on a run that was left out of the fit.
 
-    Raises UserError unless `per_unit_s` has exactly the units UNITS, with finite seconds of at least 0.
+    Raises UserError unless `per_unit_s` has exactly the units UNITS, with finite seconds of at least 0, and `greatest`
+    has at least 1.
     """
 
     per_unit_s: dict[Unit, float]
@@ -79,11 +81,14 @@ class ClassSeconds:
         for name, value in self.per_unit_s.items():
             if not 0 <= value < math.inf:
                 raise UserError(f"seconds per {name} must be finite and at least 0, but got {value}.")
+        for name, most in self.greatest.items():
+            if most < 1:
+                raise UserError(f"`greatest` of {name} must be at least 1, but got {most}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigmaTestbed:
-    """Fitted seconds by class of op, with the machine and source of the logs and the names of the fitted rows.
+    """Fitted seconds by class of op, with the machine and source of the logs, and the names of the fitted runs.
 
     Raises UserError unless `classes` has exactly the names in CLASSES.
     """
@@ -104,14 +109,14 @@ def class_of(op: Op) -> Class:
 
 
 def work(op: Op, cost: Comm) -> dict[Unit, int]:
-    """Return the work of an op: rounds, bytes of a party's keys, and elements of the weight of a matrix product."""
+    """Return the work of an op by unit: rounds, a party's key bytes, and elements of a matrix product's weight."""
     weights = math.prod(op.weight_shapes["weight"]) if op.is_product and op.weight_shapes else 0
     return {"rounds": cost.rounds, "key_bytes": cost.key_bytes, "weights": weights}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sigma(ByFormula):
-    """The formulas of the protocol, on a network and a testbed of published seconds."""
+    """The pricer of the protocol, on a network and a testbed of published seconds."""
 
     protocol: str = "sigma"
     range_over: str = "errors of seconds fitted on published GPUs, not yours"
@@ -134,17 +139,14 @@ class Sigma(ByFormula):
         return sum(per_unit_s[unit] * count for unit, count in work(op, cost).items())
 
     def error_s(self, op: Op, cost: Comm) -> float:
-        """Return the held-out error, in seconds, plus as much per doubling above or below the fitted ops."""
+        """Return the held-out error, in seconds, plus as much again per doubling above or below the fitted ops."""
         fitted, counts = self.testbed.classes[class_of(op)], work(op, cost)
         below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
         doublings = math.log2(max(self.extrapolation(op), *below, 1.0))
         return self._seconds(op, cost) * fitted.held_out_error * (1 + doublings)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """Return the parts of a graph outside the fitted data, cached keys and values among them.
-
-        SIGMA's code does not support a cache.
-        """
+        """Return in words the parts of a graph outside the fitted data, and a KV cache, which SIGMA's code lacks."""
         nodes = tuple(graph)
         is_cached = any(isinstance(node.op, KeyValueCache) and node.op.past_len for node in nodes)
         return (*ByFormula.extrapolated(self, nodes), *([CACHED] if is_cached else []))
@@ -152,7 +154,7 @@ class Sigma(ByFormula):
     def extrapolation(self, op: Op) -> float:
         counts = work(op, self.comm(op))
         greatest = self.testbed.classes[class_of(op)].greatest
-        return max(1.0, *(counts[unit] / most for unit, most in greatest.items()))
+        return max([1.0, *(counts[unit] / most for unit, most in greatest.items())])
 
 
 def load(
@@ -162,7 +164,7 @@ def load(
 ) -> Sigma:
     """Return the pricer on a network (default `lan`), a testbed (default: committed) and a setting (default: GPT-2's).
 
-    A UserError is raised for a network or testbed file that is not valid.
+    A UserError is raised for an unknown network or a file that is not valid.
     """
     path, link, chosen = testbed or TESTBED, load_network(network), setting or SigmaSetting()
     return Sigma(

@@ -1,7 +1,7 @@
 """The cost of each step of protocol `sigma`: what two parties open to each other, and the keys that a dealer makes.
 
-All numbers are opened masked: the parties compute on values that both see, and a key turns the result into shares that
-are masked again. A step therefore sends its output, whatever the size of its input, and most of its cost is its key.
+Numbers are opened under masks: the parties compute on masked values that both see, and a key makes shares of a newly
+masked result. A step therefore sends its output, whatever the size of its input, and most of its cost is its key.
 
 Source of every formula: the code of Gupta et al. 2024, SIGMA, https://eprint.iacr.org/2023/1269: mpc-msri/EzPC, folder
 GPU-MPC, commit f24bf3e. Files are in its folder `fss` unless another is named. Bytes and keys equal those of its public
@@ -57,7 +57,7 @@ class SigmaSetting:
 
 
 def opened(elements: int, bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Return the cost of opening numbers: both parties send their shares at once, packed unless a number fills a word.
+    """Return the cost of opening numbers of `bits` bits: both parties send shares at once, packed if below `word_bits`.
 
     Source: gpu_comms.h and sigma_comms.cpp of `utils`, compressMem and getMemSz.
     """
@@ -76,12 +76,12 @@ def packed_bytes(bits: int) -> int:
 
 
 def key(num_bytes: int) -> Comm:
-    """Return the cost of `num_bytes` of a key and no communication."""
+    """Return the cost of a key of `num_bytes` per party, without communication."""
     return replace(NOTHING, key_bytes=num_bytes)
 
 
 def comparison_key(elements: int, bits: int) -> int:
-    """Return the bytes that each party gets of keys that compare `elements` numbers of `bits` bits with secret ones.
+    """Return each party's bytes of the keys that compare `elements` numbers of `bits` bits with secret numbers.
 
     Source: gpu_dpf.cu, gpuKeyGenDCF, gpuKeyGenBatchedDPF and doDpfTreeKeyGen; gpu_sstab.h, genSSTable.
     """
@@ -97,7 +97,7 @@ def comparison_key(elements: int, bits: int) -> int:
 def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = True) -> Comm:
     """Return the cost of looking up entries of a public table of 2^bits numbers; if not `is_opened`, they stay shared.
 
-    A point function is evaluated at every entry; its sign, then its value are opened. Source: gpu_lut.cu, gpuDpfLUT.
+    A point function is evaluated at every entry; its sign is opened, then its value. Source: gpu_lut.cu, gpuDpfLUT.
     """
     point = 2 * 3 * HEADER + elements * (BLOCK * (bits - TREE_BITS + 2) + 4)
     keys = HEADER + point + packed_bytes(elements) + _selection_key(elements)
@@ -106,7 +106,7 @@ def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = Tru
 
 
 def truncated(elements: int, bits: int, shift: int) -> Comm:
-    """Return the cost of removing the `shift` lowest bits, rounding down.
+    """Return the cost of removing the `shift` lowest bits of numbers of `bits` bits, rounding down.
 
     Numbers are truncated to a smaller ring, and then extended to the ring of `bits`; each step opens a carry or a sign,
     and then the number. Source: gpu_truncate.cu, TrFloor.
@@ -121,7 +121,7 @@ def truncated(elements: int, bits: int, shift: int) -> Comm:
 
 
 def truncated_small(elements: int, shift: int, to_bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Return the cost of truncating to a ring of `to_bits`; the ring's highest bit must be free.
+    """Return the cost of removing the `shift` lowest bits, in a ring of `to_bits`; a number's highest bit must be free.
 
     Source: gpu_truncate.cu, TrWithSlack.
     """
@@ -130,7 +130,7 @@ def truncated_small(elements: int, shift: int, to_bits: int, word_bits: int = WO
 
 
 def positive_part(elements: int, bits: int, to_bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Return the cost of max(x, 0), opened in `to_bits` bits, of numbers of `bits` bits: their signs are opened first.
+    """Return the cost of max(x, 0) for x of `bits` bits: the sign is opened, then the result in `to_bits` bits.
 
     Source: gpu_relu.cu, gpuRelu.
     """
@@ -141,7 +141,7 @@ def positive_part(elements: int, bits: int, to_bits: int, word_bits: int = WORD_
 
 
 def gated(elements: int, ring_bits: int, fraction_bits: int, table_bits: int) -> Comm:
-    """Return the cost of max(x, 0) minus an entry of a table of |x|: 2^8 entries for GELU, 2^10 for SiLU.
+    """Return the cost of max(x, 0) minus the entry for |x| of a table of 2^table_bits: 2^8 for GELU, 2^10 for SiLU.
 
     |x| has 6 fraction bits and is clipped. Source: gpu_gelu.cu, gpuKeyGenGelu and gpuGelu; sigma.h of `backend`.
     """
@@ -169,7 +169,7 @@ def multiplied(elements: int, factors: int, ring_bits: int) -> Comm:
 
 
 def squared(elements: int, ring_bits: int, sums: int | None = None) -> Comm:
-    """Return the cost of squares; with `sums`, only that many sums of squares are opened.
+    """Return the cost of squares; only `sums` sums of squares are opened, or all squares if None.
 
     Source: gpu_layernorm.cu, gpuLayerNorm.
     """
@@ -179,7 +179,7 @@ def squared(elements: int, ring_bits: int, sums: int | None = None) -> Comm:
 def matrix_product(operands: int, outputs: int, ring_bits: int) -> Comm:
     """Return the cost of a matrix product by Beaver's method, where only the result is opened.
 
-    operands: elements of both factors together. outputs: elements of the result. The key has 8 bytes for each of them.
+    operands: elements of both factors together. outputs: elements of the result. The key has 8 bytes per element.
 
     Source: gpu_matmul.cu.
     """

@@ -1,20 +1,20 @@
-"""The steps of each op under protocol `sigma`, as its code runs them or, for most that it lacks, would compose them.
+"""The steps of each op under protocol `sigma`: as SIGMA's code runs them or, if it has no such op, as assumed here.
 
-The code runs the blocks of GPT-2, GPT-Neo, BERT and Llama 2. Beyond it, these are assumptions:
+The code runs the blocks of GPT-2, GPT-Neo, BERT and Llama 2. For other ops, these are assumptions:
 
 - The embedding is a product of one-hot tokens, shared by the client, with a secret table; the vocabulary projection is
-  a product of hidden states with one.
-- The square, leaky ReLU, scaled additions, frozen norms, norms of heads, temperatures, shaped attention, public
-  factors, and scores with a factor that is no power of two are composed of its products, comparisons and truncations.
+  a product of hidden states with a secret table.
+- Square, leaky ReLU, scaled additions, frozen norms, norms of heads, temperatures, shaped attention, public factors,
+  and scores times a factor that is not a power of two consist of the code's products, comparisons and truncations.
 - Sigmoid, tanh, tokens that are looked up, the piecewise GELU, and softmax in other forms than exact and bounded have
   no formula.
 - Bounded softmax is the code's softmax without the tree for the maximum. The table of inverses keeps 6 fraction bits of
   a row's sum, which is no longer at least 1, so bounds must lie close to the maxima.
 - A query against cached keys uses the same steps, in a rectangle of scores.
 
-Weights are secret, so products with them are products of two secrets. As elsewhere their shares are not counted, but
-their masks are in the keys. Masked numbers are known to both parties, so sums and products with public integers are
-local. A causal softmax and its scores leave out hidden positions. `peer->sync`, 2 bytes a run, is in no op.
+Weights are secret, so products with them are products of two secrets. As under other protocols, sharing them is not
+counted, but their masks are in the keys. Both parties know masked numbers, so sums and products with public integers
+are local. A causal softmax and its scores leave out masked positions. `peer->sync`, 2 bytes a run, is in no op.
 
 Source: as for `sigma_primitives.py`; files of `fss`, and `backend/sigma.h` for the order of truncations.
 """
@@ -53,7 +53,7 @@ Formula: TypeAlias = Callable[[Any, SigmaSetting], Comm]
 
 
 def comm(op: Op, setting: SigmaSetting) -> Comm:
-    """Return the rounds, messages, bytes and keys of one op; a UserError is raised where there is no formula."""
+    """Return the rounds, messages, bytes and keys of one op; a UserError is raised for an op without a formula."""
     if op.is_local:
         return NOTHING
     refuse_public(op, "sigma")

@@ -36,8 +36,8 @@ def document(
 ) -> dict[str, Any]:
     """Return the comparison as JSON data, in SI units, with every key always present and null if not known.
 
-    `title` has its first keys, which name the model. `by_op` sums to `total`. The measured latency is of one process a
-    party on one machine, so its network is null; `on_network` is the prediction for another network.
+    The data begin with `title`, which names the model. `by_op` sums to `total`. Latency is measured with one process
+    per party on one machine, so `network` is null; `on_network` is the prediction for a network, or None.
     """
     return {
         **title,
@@ -79,7 +79,7 @@ def document(
 
 
 def op_records(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return a record per op, in order, with predicted and measured costs."""
+    """Return a record per op, in order, with predicted and measured costs in SI units."""
     return [
         {
             **node,
@@ -138,7 +138,7 @@ def _engine(comparison: Comparison) -> str:
 
 
 def summary(comparison: Comparison, model: str, deployment: DeploymentFacts, on_network: Estimate | None) -> list[str]:
-    """Return the most important facts, one line each."""
+    """Return the most important facts as lines; `model` describes the model, `on_network` is as for `document`."""
     predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
     difference = _difference(predicted.sent_bytes, measured.sent_bytes)
     whose = shown(deployment["public_layers"], deployment["client_layers"])

@@ -37,8 +37,8 @@ PRICE_KEYS = (
 def op_records(estimate: Estimate) -> list[dict[str, Any]]:
     """Return a record of every op, in order; costs are in SI units and sum to the total.
 
-    Its keys are `op` (the class), `layer`, `name`, `shape` (integer fields by name), those in PRICE_KEYS, and
-    `extrapolation`, as `Pricer.extrapolation` returns it.
+    The keys are `op` (the class), `layer`, `name`, `shape` (integer fields by name), those in PRICE_KEYS, and
+    `extrapolation`, the ratio of the op's work to the most that was fitted (None if not known).
     """
     return [
         {
@@ -63,7 +63,7 @@ def total_document(estimate: Estimate) -> dict[str, Any]:
 
 
 def setting_document(priced: Sequence[Op], setting: Setting | None, deployment: DeploymentFacts) -> dict[str, Any]:
-    """Return the setting as JSON data: numbers, who holds what, the deployment, and the forms of ops."""
+    """Return as JSON data how numbers are represented, who holds what, the deployment, and the forms of ops."""
     return {
         "formulas_of": setting and setting.formulas_of,
         "ring_bits": setting and setting.ring_bits,
@@ -91,7 +91,7 @@ def unusual(priced: Sequence[Op], setting: Setting | None, deployment: Deploymen
 
 
 def price_numbers(price: Price) -> dict[str, float | int | None]:
-    """Return a cost as JSON data."""
+    """Return a cost as JSON data with PRICE_KEYS, in SI units."""
     values = asdict(price)
     return {key: values[key] for key in PRICE_KEYS}
 
@@ -129,7 +129,7 @@ def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -
 
 
 def trust_document(trust: Trust, made: Sequence[GeneratorCost] = ()) -> dict[str, Any]:
-    """Return the trust as JSON data; alternatives to a dealer are by formula, so `measured` is false."""
+    """Return the trust as JSON data. made: costs of alternatives to a dealer, by formula, so `measured` is false."""
     return {
         **facts(trust),
         "alternatives": [
@@ -161,7 +161,7 @@ def made_table(made: Sequence[GeneratorCost]) -> Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """The cost of each new token; the first comes from the prompt. Each cost is of `batch` sequences together."""
+    """The cost of each new token, first the prompt's run; each cost is of one token of all `batch` sequences."""
 
     prompt_len: int
     by_token: tuple[Price, ...]

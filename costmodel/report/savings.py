@@ -13,7 +13,7 @@ from costmodel.estimate import Pricer
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols.derived import Derived, check_setting
 
-LEAST = 0.03  # of the latency; less is not worth a flag
+LEAST = 0.03  # share of the latency; less is not worth a flag
 NUM_BLOCKS = 4  # of queries, which leave out 3/8 of the scores
 
 EMBEDS = "the client then has the embedding's weights, and the vocabulary projection's if they are tied"
@@ -22,9 +22,9 @@ KEPT = "if an earlier run has made the masks"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """Flags that lower a cost further, and the cost per new token with these and the flags of all savings before it.
+    """Flags that lower a cost further, and the cost per new token with these flags and those of all earlier savings.
 
-    `note` says what the flags reveal or assume; empty if nobody learns more.
+    `note` says what the flags reveal or assume; it is empty if they do neither.
     """
 
     flags: str
@@ -43,15 +43,15 @@ def savings(
     context: int | None = None,
     makes_masks: bool = False,
 ) -> tuple[Saving, ...]:
-    """Return changes that save at least `LEAST` of the latency, each on top of those before it, the largest first.
+    """Return changes that each save at least `LEAST` of the latency left by those before it, the largest first.
 
-    Choices that reveal or assume something come last. A choice that the model or protocol does not support is left out;
-    there are none for a graph without a `TokenEmbedding`, or one that cannot be priced. Costs are per new token of one
-    sequence.
+    Choices that reveal or assume something come last, and unsupported ones are left out. The result is empty for a
+    graph without a `TokenEmbedding`, or one that cannot be priced. Costs are per new token of one sequence.
 
     Args:
-        whole, deployment, prompt_len, new_tokens, context: As in `generation`.
-        makes_masks: Whether the first run makes kept masks.
+        whole: Return the op graph for a number of prompt tokens, before deployment.
+        context: Most tokens that the model reads; None if only `whole` knows.
+        makes_masks: Whether the first run makes the masks that later runs reuse.
     """
     known: dict[Any, Price] = {}  # layers and choices repeat ops
 
@@ -119,7 +119,7 @@ def _with_setting(pricer: Pricer, changes: Mapping[str, Any]) -> Pricer:
 
 
 def savings_line(found: Sequence[Saving], subject: str = "") -> str:
-    """Return the savings in words; empty if there are none. `subject` is the model that they are for."""
+    """Return the savings in words, after `subject`; empty if there are none."""
     parts = [
         f"{format_seconds(each.latency_s)}, {format_bytes(each.sent_bytes)} with {each.flags}"
         f"{' too' if index else ''}{f' ({each.note})' if each.note else ''}"

@@ -18,7 +18,7 @@ def table(
     footers: Mapping[str, str] | None = None,
     title: str | None = None,
 ) -> Table:
-    """Return a table with columns of names, which do not wrap, then columns of numbers; `footers` are by column."""
+    """Return a table with columns `left` of names and `right` of numbers, by title; `footers` are by title too."""
     shown = Table(box=None, pad_edge=False, show_footer=footers is not None, title=title, title_justify="left")
     shown.title_style = ""
     for name in left:
@@ -44,7 +44,7 @@ def print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:
 
 
 def print_csv(records: Sequence[Mapping[str, Any]]) -> None:
-    """Print records with the same keys as CSV; a mapping in a record becomes `name=value` words."""
+    """Print records, all with the same keys, as CSV; a mapping in a record becomes `name=value` words."""
     if not records:
         return
     writer = csv.DictWriter(sys.stdout, fieldnames=list(records[0]), lineterminator="\n")

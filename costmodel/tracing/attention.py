@@ -1,8 +1,8 @@
-"""Recognises attention in an exported program: a fused kernel, or two products around a softmax.
+"""Recognise attention in an exported program: a fused kernel, or two products around a softmax.
 
-The pattern includes everything that rotates queries and keys, scales, caps or tempers the scores, or arranges heads.
-Masks are public, and the full square of scores is counted, as everywhere. The public factors of queries and keys are
-multiplied into one, like 1/sqrt(head_dim); if there are none, the first factor of the scores takes that role.
+An attention includes everything that rotates queries and keys, arranges heads, or scales scores, caps them by a tanh or
+divides them by temperatures. Masks are public, and the full square of scores is counted. The public factors of queries
+and keys are multiplied into one, like 1/sqrt(head_dim); if there are none, the first factor of the scores is taken.
 """
 
 from dataclasses import dataclass, field, replace
@@ -42,12 +42,12 @@ class _Operand:
 
 
 def fused(program: Program, node: FxNode) -> TracedOps:
-    """Match a fused kernel whose whole output is used."""
+    """Return the ops of a fused attention kernel whose whole output is used; none if `node` is not recognised."""
     return _fused(program, node, node, argument(node, 2, "value"))
 
 
 def narrowed(program: Program, node: FxNode) -> TracedOps:
-    """Match a fused kernel of which only the first output columns are used; the others are not computed."""
+    """Return the ops of a fused attention kernel of which `node` takes the first columns; no others are computed."""
     source, last = node.args[0], len(size(node)) - 1
     kernel = source.args[0] if kind(source) == "getitem" and source.args[1] == 0 else source
     if (
@@ -88,7 +88,7 @@ def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> Tr
 
 
 def spelled(program: Program, node: FxNode) -> TracedOps:
-    """Return the ops of softmax(queries @ keys^T) @ values, whose last product is `node`; none if it is not that."""
+    """Return the ops of softmax(queries @ keys^T) @ values, whose last product is `node`; none if not recognised."""
     if len(program.secret_inputs(node)) != 2:
         return ()
     weights, values = node.args[:2]
@@ -111,7 +111,7 @@ def spelled(program: Program, node: FxNode) -> TracedOps:
 
 
 def shaped(program: Program, node: FxNode) -> TracedOps:
-    """Return the ops of a * values + b * (softmax @ values) - c * (running mean of values); none if it is not that.
+    """Return the ops of a * values + b * (softmax @ values) - c * (running mean of values); none if not recognised.
 
     `node` is the difference. The factors a, b and c are learned, one of each per head.
     """
@@ -311,14 +311,15 @@ HIDING = -1e3  # hidden scores get a smaller number added: -1e4 in OpenAI GPT, e
 
 
 def seen_by(mask: Any) -> Any:
-    """Return where a mask lets scores be seen: where it is true, or adds more than `HIDING`."""
+    """Return where a mask leaves scores visible: where the mask is true, or adds more than `HIDING`."""
     return mask > HIDING if mask.dtype.is_floating_point else mask.bool()
 
 
 def unmasked(program: Program, node: FxNode, seen: list[Any]) -> tuple[FxNode, Any] | None:
-    """Return a mask's input and where it lets scores be seen (None: everywhere); None if the node is no mask.
+    """Return the scores before a mask, and where the mask leaves them visible (None: everywhere); None if not a mask.
 
-    `seen` holds the masks that are applied later; without them, a product with a mask is not recognised.
+    seen: where masks that are applied later leave scores visible; a product with 0 or 1 is a mask only if a later mask
+        hides the scores that are 0.
     """
     inputs = program.secret_inputs(node)
     if len(inputs) != 1:

@@ -1,6 +1,6 @@
-"""Recognises the typed op that an operation of an exported program stands for, alone or with operations before it.
+"""Recognise the typed op that an operation of an exported program stands for, alone or with operations before it.
 
-Each pattern takes the last operation of what it recognises and returns the steps that compute its value, or none.
+Each pattern takes the last operation of what it recognises, and returns the ops that compute its value, or none.
 Linears and tables are recognised by structure, activations by the values of the function that they compute.
 """
 
@@ -42,8 +42,8 @@ ELEMENTWISE: frozenset[str] = frozenset(
 class TracedOp:
     """One op of a traced model.
 
-    `part` is its name within a module, which is the module of the operation `anchor`. `inputs` are operations, or
-    earlier ops of the same pattern.
+    part: name of the op within the module that the operation `anchor` is in. inputs: operations of the program, or
+        earlier ops of the same pattern.
     """
 
     part: str
@@ -223,13 +223,13 @@ def _keeps_size(node: FxNode, sources: list[FxNode]) -> bool:
 
 
 def rows_and_features(node: FxNode) -> dict[str, Any]:
-    """Return the shape of a node's value as the `rows` and `features` of an op."""
+    """Return a node's shape as `rows` and `features` of an op; rows are all dimensions but the last."""
     features = size(node)[-1]
     return {"rows": numel(node) // features, "features": features}
 
 
 def first_match(patterns: Patterns, program: Program, node: FxNode) -> TracedOps:
-    """Return the steps of the first pattern that recognises a node, or none."""
+    """Return the ops of the first pattern that recognises a node, or none."""
     return next((steps for pattern in patterns.get(kind(node), ()) if (steps := pattern(program, node))), ())
 
 

@@ -1,8 +1,8 @@
 """An exported ATen program for the tracer: which values depend on the tokens, and which operations are local.
 
-A value is secret if it depends on the values of the tokens. Everything else is computed before the run by its owner:
-weights, positions, masks, rotary angles. This follows from the data flow, never from names. A prompt has no padding, so
-position ids that count the tokens that are not padding are public too.
+A value is *secret* if it depends on the values of the tokens. All others, such as weights, positions, masks and rotary
+angles, are computed by their owner before the run. The data flow decides, never names. A prompt has no padding, so
+position ids that count tokens without padding are public. A *local* operation moves, copies or negates numbers.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 FxNode: TypeAlias = Any  # torch.fx.Node; this module needs no torch
 
-# Local operations: they rearrange, copy, drop or negate elements. By ATen name without overload.
+# Local operations, by ATen name without overload: they rearrange, copy, drop or negate elements.
 REARRANGES: frozenset[str] = frozenset(
     {
         "alias", "cat", "chunk", "clone", "concat", "constant_pad_nd", "contiguous", "detach", "expand", "flatten",
@@ -43,8 +43,8 @@ class Program:
     nodes: Operations in execution order.
     tokens, output: The input, and the logits (whatever the model returns first).
     secret, learned: Nodes that depend on the tokens; nodes that depend on parameters and not on the tokens.
-    value: Return the value of a node that is not secret.
-    samples, activations: Arguments of an element-wise function, and the values of each known function there.
+    value: Computes the value of a node that is not secret; raises UserError if it cannot.
+    samples, activations: Sample arguments, and the values of each known activation there, by its name.
     """
 
     nodes: tuple[FxNode, ...]
@@ -61,7 +61,7 @@ class Program:
         return [source for source in value_inputs(node) if source in self.secret]
 
     def moved(self, node: FxNode) -> list[FxNode]:
-        """Return the secret values that a local operation passes on, or none if the operation is not local."""
+        """Return the secret values that a local operation passes on; none if the operation is not local."""
         name, sources = kind(node), self.secret_inputs(node)
         first = node.args[0] if node.args else None
         handed = first if isinstance(first, (list, tuple)) else [first]
@@ -84,7 +84,7 @@ class Program:
         return name in NEUTRAL and self.secret_inputs(node) == [node.args[0]] and node.args[1] == NEUTRAL[name]
 
     def split_product(self, node: FxNode) -> tuple[FxNode, Any]:
-        """Return the secret operand of a product, or secret dividend, and the public operand; else (None, None)."""
+        """Return the secret and the public operand of a product or secret / public quotient; else (None, None)."""
         if kind(node) not in FACTORS:
             return None, None
         first, second = node.args[:2]
@@ -95,7 +95,7 @@ class Program:
         return None, None
 
     def public_number(self, value: Any) -> float | None:
-        """Return the number of a literal or public value; None for a secret, several numbers or a `meta` tensor."""
+        """Return the number in a literal or public value; None for a secret, several numbers or a `meta` tensor."""
         if not is_node(value):
             return float(value) if isinstance(value, (int, float)) else None
         if value in self.secret or numel(value) != 1:
@@ -104,7 +104,7 @@ class Program:
         return None if computed.is_meta else float(computed.detach())
 
     def public_factor(self, node: FxNode) -> tuple[FxNode, float | None]:
-        """Return the secret of a product with one public number, and that number; (None, None) for other operations.
+        """Return the secret operand of a product with one public number, and that number; else (None, None).
 
         For a quotient the number is inverted. The numbers 0 and infinity do not count as factors.
         """
@@ -117,8 +117,8 @@ class Program:
     def origin(self, node: FxNode) -> FxNode:
         """Follow local operations (see `moved`) back from a node, and return the value that they start from.
 
-        The node may have only some of its elements, or repeat or negate them. A node that is not local, or that joins
-        different values, is its own origin.
+        The node may have only some elements of that value, or repeat or negate them. A node that is not local, or that
+        joins different values, is its own origin.
         """
         while sources := self.moved(node):
             origins = {self.origin(source) for source in sources}
@@ -131,7 +131,7 @@ class Program:
 def dependent(
     nodes: Iterator[FxNode] | tuple[FxNode, ...], roots: set[FxNode], known: frozenset[FxNode] = frozenset()
 ) -> frozenset[FxNode]:
-    """Return the roots and everything computed from their values, except for `known` nodes."""
+    """Return the roots and all nodes computed from their values; `known` nodes are left out, and not followed."""
     reached = set(roots)
     for node in nodes:
         if node not in known and any(source in reached for source in value_inputs(node)):
@@ -140,7 +140,7 @@ def dependent(
 
 
 def unpadded(nodes: tuple[FxNode, ...], tokens: FxNode) -> frozenset[FxNode]:
-    """Return the comparisons of tokens with padding that positions are counted from; all are true for a prompt."""
+    """Return the comparisons of tokens with a padding id that positions are counted from; all are true in a prompt."""
     comparisons = set()
     for node in nodes:
         if kind(node) == "cumsum":
@@ -153,7 +153,7 @@ def unpadded(nodes: tuple[FxNode, ...], tokens: FxNode) -> frozenset[FxNode]:
 
 
 def kind(node: FxNode) -> str:
-    """Return the ATen name without namespace and overload, such as `linear`; for other nodes, `node.op`."""
+    """Return a call's ATen name without namespace and overload, such as `linear`; for other nodes, `node.op`."""
     if node.op != "call_function":
         return str(node.op)
     target = str(node.target)
@@ -161,7 +161,7 @@ def kind(node: FxNode) -> str:
 
 
 def size(node: FxNode) -> tuple[int, ...]:
-    """Return the shape of a node's value, or of its first value."""
+    """Return the shape of a node's value, or of the first value if there are several."""
     value = node.meta["val"]
     return tuple(value[0].shape if isinstance(value, (tuple, list)) else value.shape)
 
@@ -173,7 +173,7 @@ def numel(node: FxNode) -> int:
 def first_column(node: FxNode, rows: int) -> int | None:
     """Return the index of the first column that `node`, a slice or a part of a split, takes of `rows` x features.
 
-    Return None if it takes no range of adjacent columns, or if what it is taken from does not have that many rows.
+    Return None if the node takes no range of adjacent columns, or if its source does not have that many rows.
     """
     is_piece, last = kind(node) == "getitem", len(size(node)) - 1
     cut = node.args[0] if is_piece else node
@@ -198,7 +198,7 @@ def value_inputs(node: FxNode) -> list[FxNode]:
 
 
 def readers(node: FxNode) -> list[FxNode]:
-    """Return the operations that read a node's values; assertions about its type do not."""
+    """Return the operations that read a node's value, other than assertions about its type."""
     return [user for user in node.users if not kind(user).startswith("_assert")]
 
 

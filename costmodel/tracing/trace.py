@@ -1,15 +1,15 @@
-"""`trace`: the op graph of any torch model, from its exported ATen program.
+"""Find the op graph of any torch model, from its exported ATen program; see `trace`.
 
 The program is followed backwards from the logits: operations that only rearrange numbers are skipped, operations that a
 pattern recognises become typed ops, and all others are listed in the error that refuses the model. Nothing is dropped
 or priced as zero. Entropies, caches and other values that do not affect the logits are not part of the graph.
 
-A sum with one operand times a learned scalar is priced as if both had one. Masks are public and free: attention under
-any mask is run as causal, attention without a mask as it is, and other numbers that are added to scores are not run. A
+A sum with one operand times a learned scalar is priced as if both had one. Masks are public and free. Attention under
+any mask is run as causal, and attention without a mask as it is; other numbers that are added to scores are left out. A
 prompt has no padding. Names are module paths, such as `transformer.h.3.attn.c_attn`.
 
-A graph computes the model only if the rows of a packed projection's weight are ordered as queries, keys, values. It can
-be priced but not run if an op reads a part of a value that is not a range of its columns.
+A graph computes the model only if the rows of a packed projection's weight are ordered as queries, keys, values. A
+graph in which an op reads a part of a value that is not a range of columns can be priced, but not run.
 """
 
 import inspect
@@ -48,7 +48,7 @@ WRAPPERS: dict[str, int] = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled
 
 
 def program_of(model: Module, seq_len: int, name: str) -> Program:
-    """Return the program of a module for `seq_len` tokens; errors are raised as by `costmodel.tracing.trace.trace`."""
+    """Return the program of a module for `seq_len` tokens. Raise UserError as `trace`, but allow all operations."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -131,7 +131,7 @@ def _raised_in(error: BaseException, model: Module) -> str:
 
 
 def path_of(node: FxNode) -> str:
-    """Return the path of the module that an operation belongs to; empty for the model itself."""
+    """Return the path of the innermost module that an operation belongs to; empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
     return re.sub(r"@\d+", "", path.removeprefix(WRAPPED).removeprefix("."))

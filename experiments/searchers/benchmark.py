@@ -72,7 +72,7 @@ class Settings:
     """The experiment's YAML.
 
     table: the file of the table's experiment, in `experiments/configs`. parts: settings by name of a part of the table.
-    reference_perplexity: that of the unigram baseline. num_runs: searches per searcher, with seeds from 0. num_trials:
+    reference_perplexity: the unigram baseline's. num_runs: searches per searcher, with seeds from 0. num_trials:
     full trainings whose tokens a search may use. judged: the searcher to which `BARS` apply; one of `searchers`.
     """
 
@@ -195,7 +195,7 @@ def regrets(runs: Sequence[Curve], marks: Sequence[int]) -> Floats:
 
 
 def tables(curves: Curves, best: Sequence[float | None], marks: Sequence[int]) -> list[Table]:
-    """Tabulate regret by trained tokens, and tokens until REACHED; `best` is the best loss in the pool by slice."""
+    """Tabulate regret by trained tokens, and tokens until REACHED. best: the pool's least loss, nats, by cost slice."""
     shown = marks[GENERATION_SIZE - 1 :: GENERATION_SIZE]
     growth = table(
         ("searcher",),

@@ -3,13 +3,13 @@
 With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) over j <= i, E_i = -sum_j a_ij ln a_ij.
 
 - CPU: `nas.attention.cpu_native`, one fused C++ kernel.
-- CPU in fp64, under torch.compile, or if that cannot be compiled: torch's flash kernel, on heads padded to at least
-  twice the features.
+- CPU in fp64, under torch.compile, or if the C++ kernel cannot be compiled: torch's flash kernel, on heads padded to at
+  least twice the features.
 - CUDA with Triton: `nas.attention.cuda_triton`, one fused kernel.
-- CUDA without: `attention_reference` of `nas.attention.reference`, which stores the T x T matrix.
+- CUDA without Triton: `attention_reference` of `nas.attention.reference`, which stores the T x T matrix.
 
-Entropy is computed in fp32 for all inputs (in fp64 for fp64). Without entropy, torch's own attention is used, except
-for fp32 and bf16 on the CPU, where the C++ kernel is faster even with entropy.
+Entropy is computed in fp64 for fp64 values, else in fp32. If no entropy is wanted, torch's own attention is used,
+except for fp32 and bf16 on the CPU, where the C++ kernel is faster although it computes the entropy.
 """
 
 import logging
@@ -38,7 +38,7 @@ def causal_attention(
     """Return causal softmax attention, in the type of the values, and, if wanted, the entropy of its rows, nats.
 
     queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive; row i of head h of the scores
-        is divided by entry h, i. Output and entropy have gradients. On CUDA, raises UserError as `cuda_triton.attend`.
+        is divided by entry h, i. Both results have gradients. Raises UserError as `cuda_triton.attend` if that is used.
     """
     device = queries.device.type
     with torch.autocast(device, enabled=False):
@@ -91,7 +91,7 @@ def _is_native(values: Tensor) -> bool:
 
 @cache
 def has_native(head_dim: int) -> bool:
-    """Compile the C++ kernel for this head size unless it is cached; return whether it can be used. Logs it once."""
+    """Compile the C++ kernel for a head size unless it is cached; return whether it works, logged once per size."""
     try:
         cpu_native.compiled(head_dim)
     except NotCompiledError as error:

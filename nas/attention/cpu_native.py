@@ -38,9 +38,9 @@ MAPS = Path("/proc/self/maps")  # of Linux: lists the files that this process ha
 def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return output and row entropy in nats, not clamped; both can be differentiated once, but not by torch.func.
 
-    queries, keys, values: batch x heads x T x head_dim, all fp32 or all bf16, on the CPU; so are output and gradients.
-        Arithmetic and entropy, batch x heads x T, are in fp32. Raises UserError for other operands and
-        nas.attention.cpu_native.NotCompiledError if the kernel cannot be compiled.
+    queries, keys, values: batch x heads x T x head_dim, all fp32 or all bf16, on the CPU; output and gradients have the
+        same shape and type. Entropy, batch x heads x T, and arithmetic are in fp32. Raises UserError for other operands
+        and NotCompiledError if the kernel cannot be compiled.
     """
     for part in (queries, keys, values):
         is_known = part.dtype in DTYPES and part.dtype == queries.dtype and part.device.type == "cpu"
@@ -55,7 +55,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
 
 @cache
 def compiled(head_dim: int) -> ctypes.CDLL:
-    """Return the library with both passes for this head size. Raises nas.attention.cpu_native.NotCompiledError."""
+    """Return the library with forward and backward pass for a head size. Raises NotCompiledError."""
     both = library(SOURCE, HEAD_DIM=head_dim)
     for size in (both.forward_room, both.backward_room):
         size.argtypes, size.restype = [ctypes.c_int64], ctypes.c_int64
@@ -140,10 +140,10 @@ class NotCompiledError(RuntimeError):
 
 
 def library(source: Path, **defines: int) -> ctypes.CDLL:
-    """Return the shared library of a C++ source with macros defined, compiled unless it is in the cache.
+    """Return the shared library of a C++ source, compiled with the macros `defines` unless it is in the cache.
 
-    The compiler is g++, or that of the variable CXX. The cache key covers source, flags, compiler and processor. Raises
-    NotCompiledError if there is no compiler, it fails, or the cache cannot be written or is writable by others.
+    The compiler is g++, or that of the environment variable CXX. The cache key covers source, flags, compiler and
+    processor. Raises NotCompiledError if compilation fails, or the cache cannot be written or is writable by others.
     """
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     flags = [*FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]
@@ -168,8 +168,8 @@ def library(source: Path, **defines: int) -> ctypes.CDLL:
 def own_folder(name: str) -> Path:
     """Make and return a folder of compiled code in the cache.
 
-    Raises NotCompiledError if others can write to it, since their code would be loaded; OSError or UserError if it
-    cannot be made.
+    Raises NotCompiledError if others can write to the folder, since their code would be loaded; OSError or UserError if
+    it cannot be made.
     """
     folder = default_cache_dir() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""Causal attention by its definition, which other implementations are tested against; exports include this code."""
+"""Causal attention by its definition, against which other implementations are tested; exports include this code."""
 
 import math
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class Attended(NamedTuple):
-    """output: batch x heads x T x head_dim. entropy: batch x heads x T, in nats, row i between 0 and ln i, or None."""
+    """Output, batch x heads x T x head_dim. Entropy, batch x heads x T, nats, 0 to ln i in row i = 1, ...; or None."""
 
     output: Tensor
     entropy: Tensor | None
@@ -37,7 +37,7 @@ def attention_reference(
     """Return attention by its definition, with the whole T x T matrix of scores, in fp32, or fp64 for fp64 values.
 
     queries, keys, values: batch x heads x T x head_dim. temperature: heads x T; divides the rows of the scores.
-    cap: scores x become cap * tanh(x / cap). with_entropy: ignored, the entropy is always returned.
+    cap: scores x become cap * tanh(x / cap); None: no cap. with_entropy: ignored; the entropy is always returned.
     A weight that underflows to 0 adds 0 to the entropy and to its gradient.
     """
     queries, keys, values = upcast(queries, keys, values)
@@ -50,7 +50,7 @@ def attention_reference(
 def exact_attention(
     queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None, with_entropy: bool = True
 ) -> Attended:
-    """Return causal softmax attention by `attention_reference`, or, without entropy, by torch in the values' type."""
+    """Return causal attention: `attention_reference` or, without entropy, torch's own in the type of the values."""
     if with_entropy:
         return attention_reference(queries, keys, values, temperature=temperature)
     queries, keys = scale_by_temperature(queries, temperature).to(values.dtype), keys.to(values.dtype)
@@ -68,7 +68,7 @@ def causal_scores(
 ) -> tuple[Tensor, Tensor]:
     """Return the capped scores, batch x heads x queries x keys, and the mask of visible keys, queries x keys.
 
-    The queries are those of the last tokens. temperature: heads x queries.
+    The queries are those of the last tokens. temperature: heads x queries, or None for 1. cap: None for no cap.
     """
     length, total = queries.shape[-2], keys.shape[-2]
     mask = torch.ones(length, total, dtype=torch.bool, device=queries.device).tril(total - length)
@@ -77,14 +77,14 @@ def causal_scores(
 
 
 def scale_by_temperature(queries: Tensor, temperature: Tensor | None) -> Tensor:
-    """Divide queries, and thereby the scores, by the temperatures of their rows; return them in their own dtype."""
+    """Divide queries, and thereby the scores, by the temperatures of their rows; keep the queries' dtype."""
     if temperature is None:
         return queries
     return (queries * temperature.reciprocal().unsqueeze(-1)).to(queries.dtype)
 
 
 def upcast(*parts: Tensor) -> tuple[Tensor, ...]:
-    """Convert to fp32, or to fp64 if the values, which are last, have it."""
+    """Convert queries, keys and values (or fewer, values last) to fp32, or to fp64 if the values are fp64."""
     return tuple(part.to(torch.promote_types(parts[-1].dtype, torch.float32)) for part in parts)
 
 

@@ -2,12 +2,12 @@
 
 Apart from what attention and nonlinear FFNs add, a layer maps the stream X to `S X + c`, where S is beta, plus W if its
 FFN is linear. With X_i = B_i z + o_i before layer i, B_(i+1) = S_i B_i and o_(i+1) = S_i o_i + c_i, the layer leaves
-the coordinates z unchanged. Linears that read the stream take up B and o, those that write to it B^-1, the embedding
-tables B_0^-1, the vocabulary projection the last B, and the last linear that writes to the stream adds the last o.
+the coordinates z unchanged. Linears that read the stream are multiplied by B and shifted by o, those that write to it
+are multiplied by B^-1, the embedding tables by B_0^-1 and the vocabulary projection by the last B. The last linear that
+writes to the stream also adds the last o.
 
-Where a live norm reads the stream, B is the identity and o is 0. Without live norms, B_0 is free; see `balanced`.
-
-Weights are in double precision, are named `<node>.<suffix>`, and are changed in place.
+Where a live norm (one that is not frozen) reads the stream, B is the identity and o is 0. Without live norms, B_0 is
+free; see `balanced`. Weights are in double precision, named `<node>.<suffix>`, and changed in place.
 """
 
 from collections.abc import Iterator
@@ -52,8 +52,8 @@ def rebase(
 
     max_condition: limit of the condition number, which bounds the factor by which a vector written in one layer's basis
         grows in another's.
-    Returns the layers, with `none` for each folded FFN; the condition that was reached; and the FFNs and betas that
-    were not folded, with the reason. Linear FFNs must be fused and alphas 1, and frozen norms must be folded already.
+    Returns the layers, with `none` for each folded FFN; the condition number reached, at least 1; and FFNs and betas
+    that were not folded, with the reason. Linear FFNs must be fused, alphas 1 and frozen norms folded before.
     """
     layers, left, condition = list(architecture.layers), [], 1.0
     around, num_layers = regions(architecture), architecture.num_layers
@@ -145,10 +145,10 @@ def _bases(steps: list[_Step], plain: str) -> list[Basis]:
 
 
 def balanced(bases: list[Basis]) -> Basis:
-    """Return the first basis of a model without live norms, for which reading and writing weights grow equally.
+    """Return the best first basis of a model without live norms, given its bases if the first one is the identity.
 
-    The sums over layers P of B^-1 B^-T and Q of B^T B become the same diagonal matrix. No other choice has a smaller
-    trace of P + Q, the sum of squares of all factors of the linears.
+    With it, weights that read the stream and weights that write to it grow equally: the sums over layers P of B^-1 B^-T
+    and Q of B^T B become the same diagonal matrix. No other choice has a smaller trace of P + Q.
 
     Source: Moore 1981, "Principal component analysis in linear systems", https://doi.org/10.1109/TAC.1981.1102568, for
     balanced coordinates; Laub et al. 1987, "Computation of system balancing transformations",
@@ -207,7 +207,7 @@ def _move(architecture: Architecture, weights: Weights, start: int, steps: list[
 
 
 def change_input(weights: Weights, linear: str, matrix: Tensor, shift: Tensor) -> None:
-    """Replace a linear of x by W (matrix @ x + shift) + b; without a bias, `shift` must be 0."""
+    """Make a linear, W x + b, compute W (matrix @ x + shift) + b; without a bias b, `shift` must be 0."""
     weight = weights[f"{linear}.weight"]
     weights[f"{linear}.weight"] = weight @ matrix
     if f"{linear}.bias" in weights:
@@ -222,7 +222,7 @@ def change_output(weights: Weights, linear: str, factor: Tensor) -> None:
 
 
 def scale_rows(weights: Weights, linear: str, factors: Tensor) -> None:
-    """Multiply the first rows of a linear, as many as there are factors, by one factor each."""
+    """Multiply the first rows of a linear, weight and bias, by one factor each; rows beyond the factors stay."""
     for name in (f"{linear}.weight", f"{linear}.bias"):
         if name in weights:
             value = weights[name]
@@ -231,12 +231,11 @@ def scale_rows(weights: Weights, linear: str, factors: Tensor) -> None:
 
 
 def add_constant(architecture: Architecture, weights: Weights, num_layers: int, constant: Tensor) -> None:
-    """Add a constant to the stream after `num_layers` layers, through the last node that writes to it, in place.
+    """Add a constant to the stream after `num_layers` layers, through the last node that writes to the stream before.
 
-    The constant is added to the bias of that node or, without a bias, to every row of its weight, which is right only
-    for a table. So a linear must have a bias.
+    The constant is added to the bias of that node or, for an embedding table, to every row; a linear must have a bias.
 
-    constant: d_model, in the coordinates of that node's output.
+    constant: d_model numbers, in the coordinates of that node's output.
     """
     name = stream_writers(architecture, num_layers)[-1]
     suffix = "bias" if f"{name}.bias" in weights else "weight"
@@ -244,7 +243,7 @@ def add_constant(architecture: Architecture, weights: Weights, num_layers: int, 
 
 
 def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
-    """Return, in order, the nodes that add to the stream in the first layers: tables, and linears or their norms."""
+    """Return, in order, the nodes that add to the stream in the first layers: tables, linears or norms after them."""
     writers = list(architecture.block_facts.tables)
     for index, layer in enumerate(architecture.layers[:num_layers]):
         attention = "attention.norm" if "attention.norm" in inner_norms(architecture, layer) else "attention.out"
@@ -271,9 +270,11 @@ def stream_readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list
 
 
 def first_linears(index: int, layer: Layer) -> list[str]:
+    """Return the nodes of the linears that read the input of a layer's FFN."""
     names = ["fused"] if layer.ffn == "fused" else ["gate", "up"] if FFNS[layer.ffn].is_gated else ["up"]
     return [f"layers.{index}.ffn.{name}" for name in names]
 
 
 def last_linear(index: int, layer: Layer) -> str:
+    """Return the node of the linear that ends a layer's FFN."""
     return f"layers.{index}.ffn.{'fused' if layer.ffn == 'fused' else 'down'}"

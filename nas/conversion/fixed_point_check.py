@@ -1,7 +1,7 @@
-"""Checks in plaintext, before a private run, whether an engine's fixed point has range and digits for a model.
+"""Check in plaintext, before a private run, whether an engine's fixed point has enough range and digits for a model.
 
 Sequences of tokens pass through the op graph in double precision and in the emulated fixed point
-(`costmodel.execution.arithmetic`): a text, random tokens, and the tokens whose embeddings are largest and smallest.
+(`costmodel.execution.arithmetic`): a text, random tokens, and the tokens with the largest and smallest embeddings.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,12 +32,12 @@ SEEDS = (1, 2)  # of random sequences
 REPEATED = 16  # times that a sequence repeats each of its tokens
 EXTREME = 2  # sequences of extreme tokens, which no text may have, so that their range counts but not their accuracy
 MAX_ERROR = 0.1  # of a logit, relative to the largest
-MIN_AGREEMENT = 0.9  # share of positions with that error and the same most likely token; there must be ENOUGH
-ENOUGH = 30
+MIN_AGREEMENT = 0.9  # share of positions with at most that error and the same most likely token
+ENOUGH = 30  # positions; with fewer, the share is not checked
 
 
 class Both(NamedTuple):
-    """Outputs of a graph in double precision and in fixed point, and the node that adds most to the relative error."""
+    """Outputs of a graph in double precision and in fixed point, and the node where the relative error grows most."""
 
     exact: Array
     fixed: Array
@@ -47,8 +47,8 @@ class Both(NamedTuple):
 def check_sequences(table: Array, corpus: Corpus | None, length: int, begin: BeginOfText | None = None) -> Tokens:
     """Return 5 sequences x length to check a model on: a text, 2 random ones, and 2 of tokens with extreme embeddings.
 
-    Without a corpus, the text is random too. table: the embedding table, vocab x features. length: at most
-    FIXED_POSITIONS. begin: as in `check_tokens`.
+    If the corpus is None or too short, the text is random too. table: the embedding table, vocab x features. length: at
+    most FIXED_POSITIONS. begin: the token that begins sequences if there is no corpus, or None.
     """
     _, text = check_tokens(corpus, len(table), length, begin)
     random = [np.random.default_rng(seed).integers(len(table), size=length) for seed in SEEDS]
@@ -80,8 +80,8 @@ def fitting(
     """Return the setting with the most fraction bits that keep a model within range and its logits accurate.
 
     graph_of: returns the op graph of a number of tokens in a deployment. sequences: result of `check_sequences`.
-    fraction_bits: the only choice, if the user asked for it. inputs_of: returns the graph's inputs for given tokens;
-        None if it reads tokens. Raise OutOfRangeError, naming op and values, if no choice does.
+    fraction_bits: the only number to try; None for all of the protocol. inputs_of: returns the graph's inputs for given
+        tokens; None if it reads tokens. Raises OutOfRangeError, naming op and values, if no number of bits suffices.
     """
     num_sequences, length = sequences.shape
     batch = Deployment(batch=num_sequences)
@@ -111,7 +111,7 @@ def fitting(
 
 
 def recorded(architecture: Architecture, weights: Mapping[str, Array], corpus: Corpus | None) -> dict[str, Any]:
-    """Return by protocol, for an export, `ring_bits`, `fraction_bits` and `failure`: why the model fails, or None."""
+    """Return what an export records by protocol: `ring_bits`, `fraction_bits` and `failure` (a reason, or None)."""
     sequences = check_sequences(weights["embed.weight"], corpus, min(NUM_TOKENS, architecture.context))
     of_engines: dict[str, dict[str, Any]] = {}
     for protocol, facts in ENGINE_PROTOCOLS.items():
@@ -127,9 +127,9 @@ def recorded(architecture: Architecture, weights: Mapping[str, Array], corpus: C
 
 
 def both(graph: OpGraph, weights: Weights, inputs: Mapping[str, Array], arithmetic: Arithmetic) -> Both:
-    """Run a graph in double precision and in emulated fixed point, op by op; tokens are integers.
+    """Run a graph in double precision and in emulated fixed point, op by op. inputs: by name; tokens are integers.
 
-    Raise OutOfRangeError at the first op whose numbers leave the engine's fixed-point range.
+    Raises OutOfRangeError at the first op whose numbers leave the range, or if too many results are expected wrong.
     """
     exact, fixed, errors = dict(inputs), dict(inputs), dict.fromkeys(inputs, 0.0)
     spent, library = last_readers(graph.nodes), numpy_library()
@@ -156,7 +156,7 @@ def _relative_error(fixed: Array, exact: Array) -> float:
 
 
 def require_accuracy(runs: Both) -> None:
-    """Raise OutOfRangeError if logits, ... x vocab, are off by more than MAX_ERROR, or too few positions are right."""
+    """Raise OutOfRangeError if logits, ... x vocab, are off by over MAX_ERROR, or too few positions are right."""
     error, largest = _relative_error(runs.fixed, runs.exact), np.abs(runs.exact).max(axis=-1)
     same = runs.exact.argmax(axis=-1) == runs.fixed.argmax(axis=-1)
     same &= np.abs(runs.fixed - runs.exact).max(axis=-1) <= MAX_ERROR * largest

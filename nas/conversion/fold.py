@@ -1,6 +1,6 @@
-"""Folds a trained model for deployment: the same logits from fewer operations.
+"""Fold a trained model for deployment: compute the same logits with fewer operations.
 
-`search_spaces.deployed` says what exact algebra removes from an architecture; `fold` does it to weights, step by step.
+`search_spaces.deployed` says what exact algebra removes from an architecture; `fold` changes the weights to match.
 Weights have the names and shapes of `nas.model.weights.deployed_weights`; the arithmetic is in double precision.
 """
 
@@ -46,7 +46,7 @@ class Folded(NamedTuple):
     """A folded architecture with its weights.
 
     condition: condition number of the bases of the residual stream (see `rebase`); 1 if no basis was changed.
-    left: parts that `search_spaces.deployed` folds but these weights do not allow to fold, with the reason.
+    left: parts that `search_spaces.deployed` folds but that stay, as these weights do not allow it, with the reason.
     """
 
     architecture: Architecture
@@ -62,10 +62,10 @@ def fold(
     max_condition: float = MAX_CONDITION,
     dtype: torch.dtype = torch.float32,
 ) -> Folded:
-    """Fold everything that can be folded. Raises UserError if the model is folded already.
+    """Fold everything that can be folded; `weights` stay unchanged. Raises UserError if the model is folded already.
 
     max_condition: limit of the condition number (see `rebase`); linear FFNs and betas that would exceed it stay. dtype:
-        of the returned weights; the arithmetic is in double precision.
+        type of the returned weights; the arithmetic is in double precision.
     """
     if architecture.folded:
         raise UserError("only a model that is not folded yet can be folded, but got one with `folded: true`.")
@@ -86,7 +86,7 @@ def fold(
 
 
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
-    """Return the folded architecture with the dimensions of `priced`, such as the full size that costs refer to."""
+    """Return the folded architecture with the dimensions of `priced`, such as the full size that costs are for."""
     dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", "norm_epsilon")
     return replace(folded, **{name: getattr(priced, name) for name in dimensions})
 

@@ -1,6 +1,6 @@
-"""Reads the architecture, weights and tokenizer in a `.gguf` file.
+"""Read the architecture, weights and tokenizer in a `.gguf` file.
 
-The package `gguf` (extra `gguf`) dequantises the weights, which keep the errors of quantisation but not the small size.
+The package `gguf` (extra `gguf`) dequantises the weights, which have the errors of quantisation but not its small size.
 
 Source: https://github.com/ggml-org/llama.cpp, conversion/, for the order of rows (`LlamaModel.permute`) and the form of
 weights; src/llama-vocab.cpp for how each kind of tokenizer splits text.
@@ -40,7 +40,7 @@ from search_spaces.checkpoints.families import Family
 from search_spaces.checkpoints.settings import architecture_of, family_of
 from search_spaces.lower import lower
 
-PAIRED = ("llama", "granite", "smollm3")  # these rotate features f and f + 1 of queries and keys, not halves
+PAIRED = ("llama", "granite", "smollm3")  # their files pair neighbouring features for rotation, not the two halves
 AS_GPT2 = ("gpt-2", "mpt", "olmo", "jais")  # values of `tokenizer.ggml.pre` that split text as GPT-2 does
 BY_DIGIT = ("smollm", "starcoder", "refact", "command-r")  # the same, after each digit is split off
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # tokens: name in transformers, in GGUF
@@ -50,7 +50,7 @@ WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe")  # a piece of text that is a t
 
 
 def load_gguf(path: str) -> Pretrained:
-    """Load the model in a file.
+    """Load the model in a file, with the tokenizer.json beside it or else the tokenizer in it.
 
     Raises UserError if the file is missing, damaged or of an unknown family, lacks a tensor or a readable tokenizer,
     does not fit into memory, or has a tensor that is unexpected, misshapen, not finite or of an unknown type, or if
@@ -71,7 +71,7 @@ def load_gguf(path: str) -> Pretrained:
 def read_gguf_settings(path: str) -> tuple[Family, Architecture]:
     """Return family and architecture of a file, without reading all values of its tensors.
 
-    Raises UserError as `load_gguf` does, except for values that are not finite, little memory and a damaged tokenizer.
+    Raises UserError as `load_gguf` does, but not for numbers that are not finite, low memory or a damaged tokenizer.
     """
     config = read_config(path)
     family, architecture = family_of(config, path), architecture_of(config, path)

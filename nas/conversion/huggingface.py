@@ -1,7 +1,7 @@
-"""Reads and writes models of transformers: of a known family or, failing that, of our class in `huggingface_model`.
+"""Read and write models of transformers: of a known family or, failing that, of our class in `huggingface_model`.
 
-Needs the extra `hf`, which is imported when a function is called. Our weights are named `<node>.<suffix>`, by node of
-the op graph, and are in deployed form (`nas.model.weights`).
+This needs the extra `hf`, which is imported when a function is called. "Our" weights are in deployed form and named
+`<node>.<suffix>`, by node of the op graph (`nas.model.weights`); "their" names are those of transformers.
 """
 
 import ast
@@ -74,7 +74,7 @@ LINEAR_WEIGHTS = tuple(f".{linear}.weight" for linear in ("qkv", "out", "up", "d
 def load_pretrained(path: str) -> Pretrained:
     """Load the model in a folder of `save_pretrained`, or with an id on the hub.
 
-    Raises UserError if there is none, the hub cannot be reached, the family is unknown, transformers is not installed,
+    Raises UserError if there is none, the hub cannot be reached, its family is unknown, transformers is not installed,
     the tokenizer.json cannot be read, or the weights are incomplete, of wrong shapes, not floating point, not finite or
     larger than memory.
     """
@@ -182,7 +182,7 @@ def _tokenizer(path: str, config: Any) -> GivenTokenizer | None:
 
 
 def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -> Any:
-    """Return a transformers model that computes the same: of one of its families if possible, else of our own class."""
+    """Return the model as one of a family of transformers if possible, else of our own class. weights: deployed."""
     transformers = _transformers()
     from nas.conversion.huggingface_model import DecoderConfig, DecoderForCausalLM
 
@@ -203,7 +203,7 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
 def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokenizer: Path, target: Path) -> None:
     """Save the model of `to_transformers` and its tokenizer into a folder, for versions 4 and 5 of transformers.
 
-    tokenizer: the folder of the tokenizer's files. Raises UserError if they are gone or damaged.
+    tokenizer: the folder of the tokenizer's files. Raises UserError if these files are gone or damaged.
     """
     if not (tokenizer / TOKENIZER_FILE).is_file():
         raise UserError(f"the tokenizer of the corpus must be in {tokenizer}, but is gone; prepare the data anew.")
@@ -234,7 +234,7 @@ def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokeni
 def exported_code() -> str:
     """Return the code of an export: the modules of `CARRIED` in one file, without their imports of each other.
 
-    A constant that they import from another module of this package is written out.
+    A constant that these import from another module of this project is replaced by its value.
     """
     parts = []
     for name in CARRIED:
@@ -278,7 +278,7 @@ def _transformers() -> Any:
 
 
 def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return our weights, by node of the op graph. state: those of transformers, by name; some may be missing."""
+    """Return our weights by our names. state: those of transformers by their names; some may be missing."""
     weights: dict[str, Tensor] = {}
     for theirs, ours in their_names(family, architecture):
         if theirs in state:
@@ -295,9 +295,9 @@ def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, 
 
 
 def to_theirs(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of transformers by their name there. weights: ours, by node of the op graph.
+    """Return the weights of transformers by their names. weights: ours by our names.
 
-    Rows of their position table that no position of ours fills are 0.
+    Rows of their position table before our first position are 0.
     """
     weights = {name: value - family.gain_offset if _is_gain(name) else value for name, value in weights.items()}
     state = {
@@ -317,7 +317,7 @@ def _is_gain(name: str) -> bool:
 
 
 def their_names(family: Family, architecture: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the name in transformers, and our names, of every weight that may exist."""
+    """Yield their name and our names of every weight that may exist; one of theirs may stack several of ours."""
     for theirs, modules in family.names.items():
         ours = (modules,) if isinstance(modules, str) else modules
         for index in range(architecture.num_layers if "{}" in theirs else 1):

@@ -1,9 +1,9 @@
 """A decoder of any architecture as a transformers model, which `nas.export --format hf` saves with the weights.
 
-`nas.conversion.huggingface` saves this code in one file with the layers that were trained; it needs torch and
-transformers alone. Weights have the names of the op graph's nodes and are in deployed form: temperatures are positive,
-and the gain of a frozen norm includes the division by the deviation. Generation caches keys and values, so that a new
-token runs one position; beyond the context, the last tokens that fit are run again.
+`nas.conversion.huggingface` saves this code in one file with that of `nas.model.layers`; the file needs only torch and
+transformers. Weights have the names of the op graph's nodes and are in deployed form: temperatures are positive, and
+the gain of a frozen norm includes the division by the deviation. Generation caches keys and values, so that a new token
+runs one position; beyond the context, the last tokens that fit are run again.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ class DecoderConfig(PretrainedConfig):
 
 
 class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
-    """The decoder with the interface of transformers: returns `logits`, and `loss` if there are labels."""
+    """The decoder with the interface of transformers. Raises ValueError if the configuration lacks its modules."""
 
     config_class = DecoderConfig
     main_input_name = "input_ids"
@@ -64,8 +64,8 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Return logits, batch x T x vocab, and with labels the loss: mean cross-entropy in nats per token.
 
-        input_ids, labels: batch x T; labels are the input tokens, which are shifted here. cache: also accepted as
-        past_key_values. Raises ValueError for a mask that hides tokens, such as padding.
+        input_ids, labels: batch x T; labels are the input tokens, which are shifted here. cache, past_key_values: keys
+        and values, under either name. Raises ValueError for a mask that hides tokens, such as padding.
         """
         if attention_mask is not None and not attention_mask.all():
             raise ValueError(

@@ -1,11 +1,11 @@
-"""Fits linears to a parent's outputs: those that replace its FFNs, surround a replaced activation or make queries.
+"""Fit linears to a parent's outputs: those that replace its FFNs, surround a replaced activation or make queries.
 
 A linear FFN is fitted by least squares over the parent's hidden states: with the builtin parent at scale `proxy`,
 `SM+ScFuFFN` then has a perplexity of 11.9 instead of 15.8 for the product of the two linears (seed 0). A polynomial
 that replaces an activation is `a x^2 + b x + c` for every channel, with a = 0 in a bilinear FFN (docs/llama.md).
 
-Where eighth powers replace a softmax, the length of each head's queries is fitted: with one length for all heads, a
-layer of SmolLM2 diverges by 0.002 to 0.014 nats, with fitted lengths by 0.0005 to 0.0025.
+Where eighth powers replace a softmax, the length of each head's queries is fitted. With one length for all heads, the
+block score of a layer of SmolLM2 is 0.002 to 0.014 nats, with fitted lengths 0.0005 to 0.0025.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ from nas.model.layers import Block, FeedForward
 from nas.recipe.distillation import Part, fitted_degree
 from search_spaces.forms import POLYNOMIAL_GATES
 
-RIDGE = 1e-3  # of the mean square of the inputs, which nearly ignores directions that hardly vary
+RIDGE = 1e-3  # regularisation relative to the mean square of the inputs; nearly ignores directions that hardly vary
 LEAST = 1e-12  # replaces a mean square of 0
 LENGTHS = tuple(2.0 ** (half / 2) for half in range(-6, 9))  # factors on the initial length of queries
 
 
 @torch.no_grad()
 def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], tokens: Tensor) -> Mapping[str, Tensor]:
-    """Return the fitted weights of fused FFNs, linears around polynomials, and queries for eighth powers, by node.
+    """Fit fused FFNs, linears around polynomials, and queries for eighth powers; return their weights by node.
 
-    parts: the parts to fit (`fitted_parts`); all else in their layers is as in the parent. `model` is changed too.
-    tokens: sequences x T to fit on.
+    model: the model to fit, which is changed too. parts: the parts to fit (`fitted_parts`); everything else in their
+        layers is as in the parent. tokens: sequences x T to fit on.
     """
     hidden_states = parent.hidden_states(tokens)
     fitted: dict[str, Tensor] = {}
@@ -57,7 +57,7 @@ def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], token
 
 
 def weights_by_position(read: Tensor, left: Tensor) -> Tensor:
-    """Return 1 / mean square of what a layer adds to the stream at each of T positions, most of all at the first.
+    """Return 1 / mean square of what a layer adds to the stream at each of T positions; it is far larger at the first.
 
     read, left: input and output of the layer, batch x T x d_model.
     """
@@ -69,8 +69,7 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
     """Fit a fused FFN in place by weighted ridge regression, to bring its layer's output near to `left`.
 
     read: input of the layer. left: output that it should have. Both are batch x T x d_model. The weights are those of
-        `weights_by_position`. With a norm behind the FFN, the input of the norm is fitted, as far as its direction is
-        known.
+        `weights_by_position`. If a norm follows the FFN, only the direction of its input is known, which is fitted.
     """
     seen: list[tuple[Tensor, Tensor]] = []
     ffn = layer.ffn
@@ -100,9 +99,9 @@ def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, degree: in
     """Fit an FFN whose activation is a polynomial of this degree, to bring the input of `down` nearest to the parent's.
 
     theirs: the parent's layer, with or without a gate. read: input of both layers, batch x T x d_model. For each
-        channel, least squares of h - (a x^2 + b x + c) u, where x is the input of the parent's activation, u the other
-        factor of the product (1 if there is none), and h the parent's input of `down`. The linears around the
-        activation take up the polynomial of x.
+        channel, this minimises the squares of h - (a x^2 + b x + c) u, where x is the input of the parent's activation,
+        u the other factor of the product (1 if there is none), and h the parent's input of `down`. The linears around
+        the activation take up the coefficients. degree: 1 for a = 0, or 2.
     """
     seen: list[Tensor] = []
     ours, parents = layer.ffn, theirs.ffn
@@ -140,7 +139,7 @@ def _bias(linear: nn.Linear) -> Tensor:
 
 @torch.no_grad()
 def fit_queries(layer: Block, theirs: nn.Module, read: Tensor) -> None:
-    """Scale the queries of each head so that its attention output is nearest to the parent's.
+    """Scale the queries of each head in place by the factor in LENGTHS that brings its output nearest to the parent's.
 
     theirs: the parent's layer. read: input of both layers, batch x T x d_model.
     """

@@ -1,4 +1,4 @@
-"""The trained model that candidates start from: loads it by name, checks it, keeps it, and initialises candidates."""
+"""The trained model that candidates start from: how it is loaded and checked, and how it initialises candidates."""
 
 import hashlib
 import json
@@ -36,15 +36,15 @@ from search_spaces.checkpoints.checkpoint import is_gguf
 from search_spaces.notation import placement
 
 BUILTIN = "builtin"
-LARGEST_WEIGHT = 2.0**45  # of numbers of 64 bits with 18 fractional bits
+LARGEST_WEIGHT = 2.0**45  # the largest number of 64 bits with 18 of them behind the point, and one for the sign
 BUILTIN_FOLDER = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy"
 
 
 def load_initial(path: str) -> Pretrained:
     """Load a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
 
-    Raises UserError if there is none, a file was changed after it was written, weights are missing, not finite or above
-    LARGEST_WEIGHT, or the embedding is zero.
+    Raises UserError if it is missing or damaged, a file was changed after it was written, weights are missing, not
+    finite or above LARGEST_WEIGHT, or the embedding is zero.
     """
     if Path(path).name == "config.json" and Path(path).is_file():
         path = str(Path(path).parent)
@@ -84,14 +84,14 @@ class Parent(NamedTuple):
 
     @property
     def distillation(self) -> DistillationSchedule:
-        """The default schedule from this parent. Raises UserError for a folded export, which has no notation."""
+        """The default schedule from this parent. Raises UserError for a folded model, which has no layer codes."""
         architecture = self.model.architecture
         if architecture.folded:
             raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
         return DistillationSchedule(parent=self.digest, placement=placement(architecture), spread_over_depth=True)
 
     def tables_on(self, base: Architecture, scale: Scale) -> Architecture:
-        """Return `base` with the parent's vocab_size and context, unless the scale has a vocab_size of its own."""
+        """Return `base` with the parent's vocab_size and context, or unchanged if the scale has its own vocab_size."""
         vocab_size, context = self.model.architecture.vocab_size, self.model.architecture.context
         return base if scale.vocab_size is not None else replace(base, vocab_size=vocab_size, context=context)
 
@@ -128,7 +128,7 @@ def load_parent(name: str) -> Parent:
 
 
 def parent_of(name: str, model: Pretrained, begin_of_text: str = OWN_RULE) -> Parent:
-    """Return a model as a parent of this name. Raises UserError if its tokenizer is missing, or lacks the token.
+    """Return a model as a parent of this name. Raises UserError if it has no tokenizer, or this lacks the token.
 
     begin_of_text: the token that begins each text, or a rule for it, as in `with_begin_of_text`.
     """
@@ -159,9 +159,9 @@ def require_fit(parent: Parent, target: Architecture) -> None:
 
 
 def kept_parent(folder: Path, name: str, digest: str) -> Parent:
-    """Load the parent that a run keeps in `folder`, the parent's own folder inside that of the run, under this name.
+    """Load the copy of a run's parent from `folder`, which is inside the run's folder. name: the parent's name.
 
-    Raises UserError as `read_export` does, or if its digest (`digest_of`) is not `digest`.
+    Raises UserError as `read_export` does, or if the copy's digest (`digest_of`) is not `digest`.
     """
     model = read_export(folder)
     if (actual := digest_of(model)) != digest:

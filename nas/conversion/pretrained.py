@@ -1,4 +1,4 @@
-"""Pretrained models, and folders of `nas.export` that hold them.
+"""Pretrained models, and the folders ("exports") in which `nas.export` writes them.
 
 CHECKSUMS_FILE holds the SHA-256 of every other file of a folder, so that a lost or edited file is noticed.
 """
@@ -40,7 +40,7 @@ class Pretrained(NamedTuple):
 
     No two weights share memory: a tied output table is copied.
     windows: hashes of its training text (`nas.corpus.held_out`); None if unknown.
-    notes: remarks for the user on how it was read.
+    notes: remarks for the user on how the model was read.
     """
 
     architecture: Architecture
@@ -51,7 +51,7 @@ class Pretrained(NamedTuple):
 
 
 def is_sound(value: Tensor) -> bool:
-    """Whether a weight is floating point with at least 16 bits and finite; weights of 8 bits need scales to be read."""
+    """Whether a weight is finite and floating point of at least 16 bits; those of 8 bits need scales to be read."""
     return value.is_floating_point() and value.element_size() > 1 and bool(value.isfinite().all())
 
 
@@ -61,7 +61,7 @@ def is_export(folder: Path) -> bool:
 
 
 def read_export(folder: Path) -> Pretrained:
-    """Read the model that `nas.export` wrote, with the tokenizer.json in its folder, if there is one.
+    """Read the model that `nas.export` wrote into a folder, with its tokenizer if there is a tokenizer.json.
 
     Raises UserError, naming the file, if a file is missing, damaged or does not match the folder's checksums.
     """
@@ -109,7 +109,7 @@ def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None
 def read_tokenizer(folder: Path) -> GivenTokenizer | None:
     """Read the tokenizer in a folder of weights; None without a tokenizer.json. Raises UserError if it is damaged.
 
-    Its name is the kind of its model, such as `bpe`, so that a copy in another folder has the same name.
+    It is named after its kind of model, such as `bpe`, so that a copy in another folder has the same name.
     """
     path = folder / TOKENIZER_FILE
     if not path.is_file():
@@ -171,7 +171,7 @@ def _sha256(path: Path) -> str:
 
 
 def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
-    """Raise UserError unless the weights came with their tokenizer, which the corpus is then encoded with.
+    """Raise UserError unless the weights came with their tokenizer; if they did, the corpus is encoded with it.
 
     An equal vocabulary size does not suffice, since a tokenizer trained on the corpus gets that size too.
     """

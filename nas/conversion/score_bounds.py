@@ -1,4 +1,4 @@
-"""Sets bounds of bounded softmaxes and query lengths for eighth powers, from the scores that a model has on tokens.
+"""Set bounds of bounded softmaxes and query lengths for eighth powers, from a model's attention scores on some tokens.
 
 A bounded softmax subtracts a fixed bound from the scores instead of the maximum of their row. The row sum of
 exp(score - bound) must be neither too large nor too small for fixed point. A head's bound is the midpoint between the
@@ -34,8 +34,8 @@ FIT_TOKENS = 1 << 11  # for fitting the length of queries
 def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
     """Return sequences x T to set score bounds from: `checked` and about BOUNDING_TOKENS spread over the training text.
 
-    A few tokens are not enough to find the rows with the widest range. checked: sequences x T. Without a corpus, only
-    `checked` is returned.
+    A few tokens are not enough to find the rows with the widest range. checked: tokens of the fold check, sequences x
+    T. Without a corpus, only `checked` is returned.
     """
     tokens = torch.from_numpy(checked)
     if corpus is None:
@@ -53,8 +53,8 @@ def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
 def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
     """Set each head's bound of a bounded softmax, or bound and query length for eighth powers. tokens: sequences x T.
 
-    Changes the model. Returns, by index of a layer with bounds, half the difference between the logarithms of the
-    largest and the smallest row sum of a head, for the head where it is largest.
+    The model is changed. Returns, by index of each layer with bounds, half the difference between the logarithms of the
+    largest and the smallest row sum of a head, for the head with the largest difference.
     """
     observers = {
         depth: _Observer(layer)
@@ -67,7 +67,7 @@ def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
 
 
 def unheld(farthest: Mapping[int, float], form: SoftmaxForm) -> tuple[int, ...]:
-    """Return the layers whose row sums exceed the fixed-point range. farthest: result of `set_bounds`, for one form."""
+    """Return the layers whose row sums exceed the range of `form`. farthest: result of `set_bounds` for this form."""
     return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= half_range(form))
 
 
@@ -80,7 +80,7 @@ def half_range(form: SoftmaxForm) -> float:
 def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple[int, ...]:
     """Return the layers whose row sums exceed the fixed-point range if this form replaces every softmax of the parent.
 
-    tokens: sequences x T. For eighth powers, queries are first fitted to the parent's on the last of the tokens.
+    tokens: sequences x T. For eighth powers, queries are first fitted to the parent's on the last FIT_TOKENS of them.
     """
     source = parent.model.architecture
     layers = tuple(

@@ -1,10 +1,10 @@
-"""Initialises one architecture with weights of another of the same dimensions, to linearise a trained model.
+"""Initialise one architecture with weights of another of the same dimensions, to linearise a trained model.
 
-Parts that both have are kept, whatever the activation between linears; if the target has fewer heads, those are kept
-that write most into the stream. A norm that training will freeze starts with the gain and bias of the live norm; one
-that is frozen in the source stays so. A fused FFN starts as the product of the two linears. A polynomial gate starts as
-the odd part of the source's activation plus a square that approximates its even part; without a gate in the source, the
-FFN starts with (x^2 + x) / 2 in place of its activation of x.
+Linears that both have are copied, whatever the activation between them. If the target has fewer heads, the heads that
+write most into the stream are kept. A norm that training will freeze starts with the gain and bias of the live norm; a
+norm that is frozen in the source stays frozen. A fused FFN starts as the product of the two linears. A polynomial gate
+starts as the odd part of the source's activation plus a square that approximates the even part; if the source has no
+gate, (x^2 + x) / 2 takes the place of the activation of x.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,8 +40,8 @@ TINY = 1e-12
 def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Architecture) -> dict[str, Tensor]:
     """Return the initial weights of a model of `target`, by node; weights not returned get their usual initial values.
 
-    weights: the source's, by node. Raises UserError if a setting in SAME differs, the target's context is longer, or it
-    has linears that the source lacks.
+    weights: the source's, by node. Raises UserError if a setting in SAME differs, or the target has a longer context or
+    linears that the source lacks.
     """
     for name in SAME:
         theirs, ours = getattr(source, name), getattr(target, name)
@@ -136,7 +136,7 @@ def _opened(node: Node, suffix: str, weights: Mapping[str, Tensor], degree: int)
 
 
 def gate_of(polynomial: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return p, q and s of each channel, with which a gate computes a polynomial of x.
+    """Return p, q and s, each of all channels, with which a gate computes a polynomial of x.
 
     `c + b x` is `s (p x + q)` with s = 1, and `c + b x + a x^2` is `s ((p x + q)^2 - 1)`. polynomial: coefficients,
     constant first, each of all channels. The second form needs two real roots: c is limited to `NEAREST_ROOTS` of the

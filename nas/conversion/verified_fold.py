@@ -1,8 +1,8 @@
-"""Checks a folded model against the trained one, in single precision and in the fixed point of private inference.
+"""Check a folded model against the trained one, in single precision and in the fixed point of private inference.
 
-Rounding errors grow if the new basis of the residual stream is far from an orthogonal one, as the weights decide.
-Fixed point is emulated: operands are rounded to the engine's resolution, and the result of every op is truncated to it.
-The steps inside an op are exact here, for both models.
+Rounding errors grow if the new basis of the residual stream is far from orthogonal, which depends on the weights. Fixed
+point is emulated: operands are rounded to the engine's resolution, and the result of every op is truncated to it. The
+steps inside an op are exact here, for both models.
 
 Trained decoders have massive activations (25,000 in SmolLM2-135M), whose squares in norms overflow the ring. RMSNorm
 does not depend on the scale of its input, so `with_stream_scale` multiplies everything that is written to the stream by
@@ -58,14 +58,14 @@ Tokens = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldCheck:
-    """Comparison of a folded model with the trained one. An error is the largest difference of logits / largest logit.
+    """Comparison of a folded model with the trained one. Errors are largest differences of a logit / the largest logit.
 
     positions: number of tokens whose logits were compared in single precision.
     float_error: error of the folded model, with both models in single precision.
-    agreement: share of these positions where both have the same most likely token.
+    agreement: share of these positions where both models have the same most likely token.
     fixed_error, trained_fixed_error: errors of the folded and of the trained model in fixed point, against the trained
         model in double precision.
-    fixed_divergence: KL divergence of the folded model in fixed point from the exact predictions, nats per token.
+    fixed_divergence: KL(trained in double precision || folded in fixed point), nats per token.
     resolution: the smallest fixed-point number, relative to the largest logit.
     fits: whether every op of the folded model stays within the engine's fixed-point range (`execution.arithmetic`), and
         the row sums of bounded softmaxes and eighth powers are in LOG_SUMS.
@@ -82,12 +82,12 @@ class FoldCheck:
 
     @property
     def keeps_precision(self) -> bool:
-        """Whether it fits, equals the trained model in single precision and loses at most 1 bit; False for NaN."""
+        """Whether the folded model fits, equals the trained one in fp32 and loses at most 1 bit; False for NaN."""
         return self._is_equal and self.fixed_error <= MAX_FIXED_RATIO * self.trained_fixed_error + self.resolution
 
     @property
     def passes(self) -> bool:
-        """Whether it may replace the trained model: a small `fixed_divergence` makes up for a large `fixed_error`."""
+        """Whether the folded model may replace the trained one; a small fixed_divergence makes up for a fixed_error."""
         return self.keeps_precision or (self._is_equal and self.fixed_divergence <= MAX_DIVERGENCE)
 
     @property
@@ -109,7 +109,7 @@ def why_not_equal(*, float_error: float, agreement: float, **check: object) -> s
 
 
 class VerifiedFold(NamedTuple):
-    """A model folded as far as its check allows, and the check's result, which may have failed (`FoldCheck.passes`)."""
+    """A model folded as far as its check allows, and the result of the check, which may be a failure (`passes`)."""
 
     folded: Folded
     check: FoldCheck
@@ -164,9 +164,9 @@ def fold_as_far_as(
 ) -> VerifiedFold:
     """Fold as far as precision allows: while a check fails, the worst-conditioned linear FFN or beta is left unfolded.
 
-    tokens: sequences x T to check on. protocol: the check emulates its fixed point, or that of semi2k if no engine here
-        runs it. If nothing is left to unfold, the last attempt is returned even if its check fails: gains of norms
-        cannot be left unfolded, and small ones cost bits of the weights that take them up.
+    tokens: sequences x T to check on. protocol: its fixed point is emulated, or that of semi2k if no engine here runs
+        it. If nothing is left to unfold, the last attempt is returned even if its check fails: gains of norms are
+        always folded, and small gains cost bits of the weights that take them up.
 
     Raises UserError if the model is folded already.
     """
@@ -187,10 +187,10 @@ def fold_as_far_as(
 def check_tokens(
     corpus: Corpus | None, vocab_size: int, seq_len: int, begin: BeginOfText | None = None
 ) -> tuple[str, Tokens]:
-    """Return the origin of the sequences for a check, `validation` or `random`, and the sequences, sequences x T.
+    """Return the origin of the tokens for a check, `validation` or `random`, and the tokens, sequences x T.
 
     They are random if there is no corpus, or its validation split is too short. seq_len: the model's context; sequences
-        are at most FIXED_POSITIONS long. begin: the token that begins them if there is no corpus, which has its own.
+        are at most FIXED_POSITIONS long. begin: the token that begins each sequence if there is no corpus, or None.
     """
     positions, seq_len = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size), min(seq_len, FIXED_POSITIONS)
     shape = (-(-positions // seq_len), seq_len)
@@ -204,11 +204,11 @@ def check_tokens(
 
 
 class Reference(NamedTuple):
-    """A trained model with a scaled stream (`with_stream_scale`), and its logits, positions x vocabulary.
+    """A trained model with a scaled stream if needed (`with_stream_scale`), and its logits, positions x vocabulary.
 
-    single: logits of all tokens in single precision. exact, fixed: logits of the sequences `few`, in double precision
-        and in fixed point. numbers: the fixed point with the most fraction bits in which the model stays within range,
-        or else with the fewest.
+    tokens: sequences x T; `few` are the first of them. single: logits of all tokens in single precision. exact, fixed:
+        logits of `few`, in double precision and in fixed point. numbers: the fixed point with the most fraction bits in
+        which the model stays within range, or else with the fewest.
     """
 
     architecture: Architecture
@@ -224,6 +224,7 @@ class Reference(NamedTuple):
     def of(
         cls, architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, protocol: str = "semi2k"
     ) -> "Reference":
+        """Run a trained model on tokens, its stream scaled if squares in norms are too large for fixed point."""
         if architecture.tied_embeddings:
             weights = {"logits.weight": weights["embed.weight"], **weights}
         few = tokens[: -(-FIXED_POSITIONS // tokens.shape[1])]
@@ -237,7 +238,7 @@ class Reference(NamedTuple):
         return cls(architecture, weights, tokens, few, single.logits, exact, fixed.logits, numbers)
 
     def check(self, folded: Folded, *, quick: bool = False, fixed: _Run | None = None) -> FoldCheck:
-        """Compare a folded model. quick: on the few sequences only. fixed: its fixed-point run on them, if known."""
+        """Compare a folded model. quick: whether on `few` only. fixed: its fixed-point run on `few`; None to run it."""
         tokens, largest = self.few if quick else self.tokens, float(np.abs(self.exact).max())
         ours, theirs = _run(folded.architecture, folded.weights, tokens, SINGLE).logits, self.single[: tokens.size]
         fixed = fixed or _run(folded.architecture, folded.weights, self.few, self.numbers)
@@ -314,9 +315,9 @@ def _sums_share(op: ops.Softmax, scores: Array) -> float:
 
 
 def factor_for(square_share: float) -> float:
-    """Return the largest power of two, at most 1, by which the stream is scaled so that its squares fit fixed point.
+    """Return the largest power of two, at most 1, by which to scale the stream so that its squares fit fixed point.
 
-    square_share: largest square / limit.
+    square_share: largest square in a norm / its limit in fixed point.
     """
     return 1.0 if square_share < 1 else 2.0 ** (math.ceil(-math.log2(square_share) / 2) - 1)
 
@@ -326,8 +327,8 @@ def with_stream_scale(
 ) -> tuple[Architecture, dict[str, Tensor]]:
     """Return the same unfolded model with its stream multiplied by this factor, a power of two, and embeddings untied.
 
-    The epsilon of its norms is multiplied by the factor's square. A model with a LayerNorm, whose epsilon
-    is fixed, or one whose attention values are slices of the stream is returned unchanged.
+    The epsilon of its norms is multiplied by the factor's square. A model with a LayerNorm, whose epsilon is fixed, or
+    with attention values that are slices of the stream is returned unchanged.
     """
     new = dict(weights)
     if "layernorm" in architecture.norms or architecture.block_facts.is_shaped:

@@ -56,7 +56,7 @@ class Corpus:
 
     fingerprint: hash of everything that its tokens depend on. tokenizer: name with a digest. vocab_size: the
     tokenizer's; a small corpus yields fewer merges than requested. begin_of_text: replaces the first token of each
-    sequence, if the tokenizer adds one; the files have none. num_train_tokens: size of the whole split, or of the part
+    sequence, unless it is None; the files have none. num_train_tokens: size of the whole split, or of the part
     of a large source that was prepared. unigram_loss: validation loss, nats per token, of a unigram model of the train
     split with one added to every count; the reference loss of the hypervolume. chunk_len: None if documents follow each
     other, else the length of the sequences into which each document was cut, each stored with the token after it.
@@ -175,7 +175,7 @@ def _entry(fingerprint: str) -> tuple[Path, int | None]:
 
 
 def open_corpus(folder: Path, level: int | None = None) -> Corpus:
-    """Open a cache entry, whole or up to a level. Raises UserError if it is missing or torn."""
+    """Open a cache entry, whole (None) or its first `level` training tokens. Raises UserError if missing or torn."""
     path = folder / _facts_file(level)
     try:
         facts = read_json(path)

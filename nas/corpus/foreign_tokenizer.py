@@ -96,6 +96,8 @@ def _growth(part: Any) -> float:
 
 
 class Piece(NamedTuple):
+    """A token of a SentencePiece model. kind: number of its SentencePiece.Type."""
+
     text: str
     score: float
     kind: int
@@ -104,7 +106,7 @@ class Piece(NamedTuple):
 def to_json(model: bytes) -> str:
     """Return the tokenizer.json of a SentencePiece BPE model without normalisation, such as Languini's.
 
-    Raises UserError if it is damaged, too large, or has another algorithm, normalisation or too long a piece.
+    Raises UserError if it is damaged or too large, uses another algorithm or normalisation, or has too long a piece.
     """
     if len(model) > MOST_BYTES:
         raise UserError(f"it must be a SentencePiece model of at most {MOST_BYTES:,} bytes, but has {len(model):,}.")

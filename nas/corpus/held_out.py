@@ -64,8 +64,8 @@ def hold_out(
 ) -> HeldOut:
     """Write the tokens of validation documents, without those that repeat training text, to `file` in a cache entry.
 
-    lengths: how much of each prepared file to use (`PreparationProgress.lengths`). dtype: of token ids. of_parent:
-        windows of the parent's training text, as far as known. Raises UserError if no document is left, OSError if the
+    lengths: how many tokens, windows or bytes of each prepared file to use. dtype: of token ids. of_parent: windows of
+        the parent's training text, as far as known. Raises UserError if no document is left, OSError if the
         file cannot be written.
     """
     lines = (entry / "documents.bin").read_bytes()[: lengths["documents"]].splitlines()

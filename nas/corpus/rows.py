@@ -36,7 +36,7 @@ def kind_of(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path, most: int = MOST_ROWS) -> Iterator[IO[bytes]]:
-    """Open a file, decompressed as it is read. Raises UserError if it cannot be read or has more than `most` bytes."""
+    """Open a file, decompressed as it is read. Raises UserError if unreadable, or larger on disk than `most` bytes."""
     try:
         file: IO[bytes] = open_file(path, most)
         if path.suffix.lower() in OPENERS:
@@ -51,7 +51,7 @@ def opened(path: Path, most: int = MOST_ROWS) -> Iterator[IO[bytes]]:
 def jsonl_texts(path: Path) -> Iterator[str]:
     """Yield the text of every line that is not blank.
 
-    Raises UserError as `jsonl_rows`, or if a line is not a JSON object with a text.
+    Raises UserError, naming file and line, if the file cannot be read or a line is not a JSON object with a text.
     """
     yield from (_text_of(row, where) for row, where in jsonl_rows(path))
 
@@ -72,7 +72,7 @@ def jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
 def json_texts(path: Path) -> Iterator[str]:
     """Yield the text of every row of a list, of a single row, or of lines as in a .jsonl file.
 
-    Raises UserError, naming file and row, as `jsonl_texts`, or if the file is too large to be read as a whole.
+    Raises UserError if the file cannot be read, is too large to be read as a whole, or has a row without a text.
     """
     blocks, size = list[bytes](), path.stat().st_size
     if size <= MOST_JSON_BYTES:

@@ -78,7 +78,7 @@ def second_source(data: str) -> SecondSource:
 def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: KeptWindows | None) -> Corpus:
     """Return the corpus `first` with another source as its validation split.
 
-    Documents that repeat text of `first` or of the parent are excluded. of_parent: as in `nas.corpus.corpus.prepare`.
+    Documents that repeat text of `first` or of the parent are excluded. of_parent: windows of the parent's text.
     Raises UserError if more than half of a document is repeated, unless the source is `dependencies`.
     """
     parent = b"" if of_parent is None else of_parent.tobytes()

@@ -102,7 +102,7 @@ def _bytes(progress: PreparationProgress, itemsize: int) -> dict[str, int]:
 
 
 def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> PreparationProgress:
-    """Read the progress in a folder; that of a new preparation if a file is missing.
+    """Read the progress in a folder, or return the progress of a new preparation if a file is missing.
 
     itemsize: bytes of a token. Raises UserError if it is damaged, or the files are shorter than it says.
     """

@@ -75,7 +75,7 @@ class Encoder:
         return [self._cut([token for _ in document for token in next(encodings).ids]) for document in pieces]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a prompt, with the token that begins a text. Raises UserError as `encode` does."""
+        """Return the ids of a prompt, after that of `begin` if there is one. Raises UserError for unknown ids."""
         with tokenizing(f"the tokenizer {self.name}"):
             ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         self._require_known(ids)
@@ -100,8 +100,8 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
     """Build an encoder.
 
     vocab_size: the model's, or None. Added tokens may lie beyond it, as in Gemma 3, but no text may have them. seq_len:
-        as in Encoder. Raises UserError if the tokenizer is damaged, larger than `vocab_size`, lacks the end of text, or
-        begins a text with more than one token.
+        length of the sequences into which documents are cut, or None. Raises UserError if the tokenizer is damaged,
+        larger than `vocab_size`, lacks the end of text, or begins a text with more than one token.
     """
     tokenizer = read_foreign_tokenizer(given.json, f"the tokenizer of {given.name}")
     tokenizer.no_truncation()  # saved if a call with `max_length` came before save_pretrained
@@ -140,7 +140,7 @@ def end_ids(settings: Mapping[str, Any]) -> list[int]:
 
 
 def num_ids(tokenizer: Tokenizer, *, added: bool = True) -> int:
-    """Return the largest id of a tokenizer + 1, which exceeds the number of entries if some ids are not used."""
+    """Return the largest id + 1, which may exceed the number of entries. added: whether added tokens count."""
     return max(tokenizer.get_vocab(with_added_tokens=added).values(), default=-1) + 1
 
 

@@ -1,1 +1,1 @@
-"""Judges a model by its parent: unseen text, tasks, and what both write."""
+"""Compares a model with its parent: on unseen text, on tasks, and in what both write."""

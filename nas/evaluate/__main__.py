@@ -176,7 +176,7 @@ def _asked(
 
 
 def find_judged(name: str) -> Judged:
-    """Load a model by name. Raises UserError as `find_parent` does, or if its tokenizer is not complete."""
+    """Load a model that `find_parent` finds. Raises UserError if it cannot be read or its tokenizer is incomplete."""
     found = find_parent(name)
     assert found.model.tokenizer is not None
     encoder = given_encoder(found.model.tokenizer, found.model.architecture.vocab_size, None)

@@ -45,7 +45,7 @@ def request_of(encoder: Encoder, context: str, continuation: str, most_tokens: i
 
     most_tokens: the model's context. If context and continuation are too long together, the context loses its
     beginning, but still begins with the token that begins a text, if there is one. Without a context, that token takes
-    its place, or else the one that ends a document. Raises UserError as `Encoder.encode` does.
+    its place, or else the one that ends a document. Raises UserError for a token beyond the vocabulary.
     """
     kept = context.rstrip()
     before = encoder.encode_prompt(kept) or [encoder.end]
@@ -86,7 +86,7 @@ def likelihoods(
 
 
 class Branch(NamedTuple):
-    """A request, by its index, whose tokens continue a sequence of a batch."""
+    """Tokens that continue a sequence of a batch. request: index of their request. row: the sequence's row."""
 
     request: int
     row: int

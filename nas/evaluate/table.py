@@ -1,8 +1,8 @@
 """Results of an evaluation with their intervals, as Markdown.
 
 Intervals are from the 2.5th to the 97.5th percentile over samples, drawn with replacement, of documents of a text or
-items of a task. A sample has the same ones for both models, so the interval of a difference is that of pairs. The mean
-over tasks samples each task alone.
+items of a task. Samples are the same for both models, so the interval of a difference is a paired one. For the mean
+over tasks, each task is sampled separately.
 
 Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 8 and 13.
 """
@@ -46,7 +46,7 @@ def interval(values: Numbers) -> tuple[float, float]:
 def shown(form: str, of: Callable[[Numbers], Numbers], sums: Sums) -> str:
     """Return a number with its interval, or alone if it is equal in all samples.
 
-    of: computes the number from columns x any shape.
+    form: format of the number, such as {:.1%}. of: computes the number from the sums, columns x any shape.
     """
     low, high = interval(of(sums.samples.T))
     value = form.format(float(of(sums.whole)))

@@ -1,1 +1,1 @@
-"""The decoder in torch and its weights by node of the op graph."""
+"""The decoder in torch, and its weights, named after the nodes of the cost model's op graph."""

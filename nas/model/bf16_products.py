@@ -1,9 +1,9 @@
 """Matrix products with factors in bf16, which some processors multiply several times as fast as fp32.
 
 Activations and their gradients are rounded to bf16; parameters, their gradients, logits, sums and losses are in fp32.
-A CPU multiplies bf16 by tiles (Intel's AMX) or by vectors (AVX512-BF16). torch itself offers bf16 products with fp32
-results on CUDA only. On a CPU with tiles they are MKL's, which torch's builds for x86 contain; on one with vectors,
-where MKL may use neither, they are compiled from bf16_products.cpp.
+CPUs multiply bf16 in tiles (Intel's AMX) or in vectors (AVX512-BF16). torch itself offers bf16 products with fp32
+results on CUDA only. On a CPU with tiles, MKL computes them, which torch's builds for x86 contain. On a CPU with
+vectors only, where MKL may not use them, they are computed by code that is compiled from bf16_products.cpp.
 """
 
 import ctypes
@@ -25,15 +25,15 @@ from nas.attention.cpu_native import NotCompiledError, library
 ROW_MAJOR, NOT_TRANSPOSED, TRANSPOSED = 101, 111, 112  # of CBLAS
 _ROUNDED = "_rounded"  # the attribute of a weight with its version and copy
 _INT, _SIZE, _FLOAT = ctypes.c_int, ctypes.c_int64, ctypes.c_float
-_MATRIX = ctypes.c_void_p, ctypes.c_int  # numbers, and the step between rows
+_MATRIX = ctypes.c_void_p, ctypes.c_int  # address, and the step between rows
 
 Product: TypeAlias = Callable[
     [Tensor, Tensor, Tensor, float], None
-]  # sets the first to number * first + others' product
+]  # of total, left, right and kept: sets total to kept * total + left @ right
 
 
 def has_bf16_units() -> bool:
-    """Whether this CPU multiplies bf16 faster than fp32 (by torch's check), and wide products can use that."""
+    """Whether this CPU has tiles or vectors for bf16 (by torch's check) that `wide_product` can use."""
     has_tiles = torch.cpu._is_amx_tile_supported()
     return _mkl() is not None if has_tiles else _by_vectors() is not None
 
@@ -42,7 +42,7 @@ def has_bf16_units() -> bool:
 def bf16_products(device_type: str, *, enabled: bool = True) -> Iterator[None]:
     """Round the factors of products in the body to bf16, by autocast; `enabled=False` turns autocast off instead.
 
-    On a CPU a linear's weight is rounded only once after each change of it.
+    On a CPU, a linear's weight is rounded again only after it has changed.
     """
     with (
         torch.autocast(device_type, dtype=torch.bfloat16, enabled=enabled),
@@ -86,7 +86,7 @@ class _RoundedWeights(TorchFunctionMode):
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right, each in bf16, fp32 or fp64, in at least fp32; bf16 sums make gradients wrong by percents."""
+    """Return left @ right, both bf16 (in fp32, since bf16 sums make gradients wrong by percents), fp32 or fp64."""
     if left.dtype in (torch.float32, torch.float64):
         return left @ right
     if left.is_cuda:
@@ -96,7 +96,7 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to `total` in place, in its precision."""
+    """Add left @ right to `total` in place, in the precision of `total`: that of the factors, or fp32 for bf16."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     elif total.is_cuda:
@@ -116,7 +116,7 @@ def _multiply(total: Tensor, left: Tensor, right: Tensor, kept: float) -> Tensor
 
 
 def wide_linear(source: Tensor, weight: Tensor) -> Tensor:
-    """Return source @ weight.T in fp32, with factors rounded to bf16, without gradients. source: ... x features."""
+    """Return source @ weight.T in fp32, of factors rounded to bf16. It has no gradients. source: ... x features."""
     rows = wide_product(source.flatten(0, -2).bfloat16(), rounded(weight).T)
     return rows.view(*source.shape[:-1], len(weight))
 

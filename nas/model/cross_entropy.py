@@ -1,8 +1,8 @@
-"""Cross-entropy of a vocabulary projection; many logits are not stored at once, but computed in chunks of rows.
+"""Cross-entropy of a vocabulary projection, whose logits are computed in chunks of rows so that few are in memory.
 
-The loss and both gradients of a chunk are computed together, while its logits are in the cache. On CUDA the table is
-padded to a multiple of 128 rows, since other products miss the fast matrix units; the logits of the added rows are
-minus infinity, so losses and gradients are those of the true vocabulary.
+The loss and both gradients of a chunk are computed together, while its logits are in the cache. On CUDA the output
+table is padded to a multiple of 128 rows, since other products miss the fast matrix units; the logits of the added rows
+are minus infinity, so losses and gradients are those of the true vocabulary.
 """
 
 import math
@@ -22,7 +22,7 @@ CHUNK_SIZE = {"cpu": 1 << 20, "cuda": 1 << 28}  # logits in a chunk: 4 MiB of fp
 
 LEAST_ROWS = 128  # in a chunk: with fewer, adding up the gradient of a large vocabulary's table takes most of the time
 ROW_MULTIPLE = {"cpu": 1, "cuda": 128}  # of a table's rows in a product; Hopper's units need bf16 rows of 16 bytes
-LEAST_LEFT = 1e-6  # least probability of all other tokens, which rounding may make 0
+LEAST_LEFT = 1e-6  # least probability of all less likely tokens together, which rounding may make 0
 
 # Maps the logits of a chunk, and data about its rows, to sums over the rows, and to the gradient of the first sum with
 # respect to the logits, which may overwrite them.
@@ -32,7 +32,7 @@ Runner: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # `losses_of_chunk`, o
 
 
 class Distilled(NamedTuple):
-    """Mean losses over rows, in nats; if computed in chunks, only `loss` carries gradients.
+    """Mean losses over rows, in nats; if they were computed in chunks, only `loss` has gradients.
 
     loss: weighted sum of the other two. cross_entropy: of the targets. divergence: KL(p || model) from the predictions
         p of another model.
@@ -52,10 +52,10 @@ def losses_of_chunk(
     num_rows: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return the sums of a chunk's losses over its rows, fp64, and the gradient of the first sum / num_rows, in dtype.
+    """Return the sums of a chunk's losses over its rows, fp64, and the gradient of the first sum / num_rows.
 
-    logits: before their cap, rows x padded vocabulary; they are overwritten. The gradient is with respect to them, and
-        has their shape. known: further arguments of `losses`. num_rows: number of rows in all chunks.
+    losses: a function of the logits and `known`. logits: before their cap (None for no cap), rows x padded vocabulary;
+        they are overwritten. The gradient has their shape and type `dtype`. num_rows: number of rows in all chunks.
     """
     if torch.compiler.is_compiling():
         logits = logits.clone()  # compiled code omits this, together with writing to the argument
@@ -71,7 +71,7 @@ def losses_of_chunk(
 def projected_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None, run: Runner = losses_of_chunk
 ) -> Tensor:
-    """Return the mean of -ln softmax(hidden @ weight.T)[target] over rows, in nats, fp32 (fp64 for chunks of fp64).
+    """Return the mean of -ln softmax(hidden @ weight.T)[target] over rows, in nats, as a scalar of at least fp32.
 
     hidden: rows x d_model. weight: vocab x d_model. targets: rows, int64. cap: logits x become cap * tanh(x / cap);
         None for no cap. run: `losses_of_chunk`, or compiled code of it. Autocast rounds the factors of the products.
@@ -101,8 +101,8 @@ def distilled(
 ) -> Distilled:
     """Return the losses of learning from p, another model's predictions; KL(p || model) has weight `share`.
 
-    likely, log_probabilities: rows x n, the most likely tokens under p; all other tokens are counted as one. Other
-        arguments: as in `projected_cross_entropy`; the cross-entropy has weight 1 - share.
+    likely, log_probabilities: rows x n, the most likely tokens under p; all other tokens are counted as one. The
+        cross-entropy has weight 1 - share. Other arguments: as in `projected_cross_entropy`.
     Source: Hinton et al. 2015, arXiv 1503.02531, at temperature 1.
     """
     left = (1 - log_probabilities.exp().sum(dim=1, keepdim=True)).clamp(min=LEAST_LEFT)
@@ -122,7 +122,7 @@ def distilled(
 
 
 def padded(weight: Tensor) -> Tensor:
-    """Append rows of 0 to a table, vocab x d_model, up to the multiple that suits its device."""
+    """Append rows of 0 to a table, vocab x d_model, up to the multiple of rows that suits its device."""
     num_more = -len(weight) % ROW_MULTIPLE[weight.device.type]
     return functional.pad(weight, (0, 0, 0, num_more)) if num_more else weight
 
@@ -142,9 +142,9 @@ def fully_distilled(
     cap: float | None = None,
     run: Runner = losses_of_chunk,
 ) -> Distilled:
-    """Return what `distilled` returns, but over the whole vocabulary, with the parent's logits also computed in chunks.
+    """Return the losses of `distilled` over the whole vocabulary; the parent's logits are computed in chunks, too.
 
-    parent_logits: returns those of a slice of rows, rows x vocab, in fp32 or fp64.
+    parent_logits: returns the parent's logits for a slice of rows, rows x vocab, in fp32 or fp64.
     """
     losses = partial(_full_divergence, share=share)
     return Distilled(*_projected(hidden, weight, losses, lambda rows: (targets[rows], parent_logits(rows)), cap, run))

@@ -1,4 +1,4 @@
-"""The decoder that a candidate trains: `nas.model.layers` with entropies, fast attention and recomputed layers."""
+"""The decoder that is trained: that of `nas.model.layers` with entropies, fast attention and recomputed layers."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
 INIT_WIDTH = 768
 MAX_TABLE_STD = 0.16  # from the rule at width 96; in narrower models, larger tables would predict their own tokens
 
-# Calls a layer with its stream and whether entropies are wanted, as `Block.forward`.
+# Calls a layer with the residual stream and whether entropies are wanted, the arguments of `Block.forward`.
 LayerFunction: TypeAlias = Callable[[nn.Module, Tensor, bool], Any]
 
 
@@ -56,7 +56,7 @@ TRAINED = Parts(causal_attention, FrozenNorm, TrainedTemperature)
 
 
 class Decoder(PlainDecoder):
-    """A decoder-only language model. Raises UserError if rotary positions do not fit its heads (`rotary_dim`)."""
+    """A decoder-only language model to train. Raises UserError if rotary positions do not fit its heads."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__(**settings_of(architecture), parts=TRAINED)
@@ -65,7 +65,7 @@ class Decoder(PlainDecoder):
         self.layer_function: LayerFunction = nn.Module.__call__  # calls layers in training; may be compiled
 
     def forward(self, tokens: Tensor, *, with_entropies: bool = True) -> Prediction:
-        """Return logits and entropies. tokens: batch x T, int64. Without entropies attention is faster.
+        """Return logits and entropies of tokens, batch x T, int64. Without entropies, attention is faster.
 
         Raises UserError if T is above the architecture's context.
         """
@@ -143,9 +143,9 @@ def build(
     block, queries start at 0, layer 0's values at the identity plus N(0, s), and the last linear of an FFN without a
     learned scale at 0.1 times N(0, s).
 
-    temperature_init: initial softmax temperature. slopes: with `global`, all leaky ReLUs share one learned slope.
-    Raises UserError as `Decoder` does, and for a shaped block with ReLU instead of softmax, which has no gradient at
-    queries of 0.
+    temperature_init: initial value of learned softmax temperatures. slopes: with `global`, all leaky ReLUs share one
+        learned slope. Raises UserError as `Decoder` does, and for a shaped block with ReLU instead of softmax, which
+        has no gradient at queries of 0.
     """
     forms = {softmax_form(architecture, layer) for layer in architecture.layers}
     if architecture.block_facts.is_shaped and "relu" in forms:

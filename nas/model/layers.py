@@ -1,8 +1,8 @@
 """The layers of a decoder and the decoder as it runs; `nas.model.decoder` adds what training needs.
 
-Its modules are those of the op graph that `search_spaces.lower` makes. A module with weights has the name of its node:
+Modules with weights have the names of the nodes of the op graph that `search_spaces.lower` makes:
 `layers.3.attention.qkv.weight` in a state dict is the weight of node `layers.3.attention.qkv`. Linear weights are
-out_features x in_features, as in torch. Exported models include this code. Arguments are those of `nas.model.settings`.
+out_features x in_features, as in torch. Exported models include this code. `nas.model.settings` makes the arguments.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,15 +63,15 @@ class PlainDecoder(nn.Module):
     def step(self, tokens: Tensor, past: Past) -> Tensor:
         """Return the logits after one more token of each sequence, batch x vocab, and add it to the past.
 
-        tokens: batch, at the same position. Raises UserError beyond the context.
+        tokens: batch, the next token of each. Raises UserError beyond the context.
         """
         return self.logits_of(self.continued(tokens[:, None], past))[:, 0]
 
     def continued(self, tokens: Tensor, past: Any | None) -> Tensor:
-        """Return the input of the vocabulary projection for more tokens of each sequence, and add them to the past.
+        """Return the vocabulary projection's input for more tokens of each sequence, batch x T x d_model.
 
-        tokens: batch x T. past: keys and values of earlier tokens, a `Past` or a cache of transformers; None if there
-            are none and nothing is kept.
+        tokens: batch x T. past: keys and values of earlier tokens, a `Past` or a cache of transformers, to which those
+            of `tokens` are added; None if there are no earlier tokens and nothing is to be cached.
 
         Raises UserError beyond the context.
         """
@@ -100,7 +100,7 @@ class PlainDecoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and FFN of one layer, joined as `search_spaces.block` says; a missing one adds nothing."""
+    """Attention and FFN of one layer, joined as `search_spaces.block` says; a missing part adds nothing."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Block(nn.Module):
         """Return the stream after the layer, batch x T x d_model, and, if wanted, the entropies, batch x heads x T.
 
         Without attention there are 0 heads. stream: batch x T x d_model. past: keys and values of the positions before
-            `first`, the position of the first token; attention with `first` > 0 returns None for the entropies.
+            `first`, the position of the first token; None to cache nothing. If `first` > 0, entropies are None.
         """
         if self.attention is None:
             joined, entropy = stream, stream.new_zeros(len(stream), 0, stream.shape[1]) if with_entropy else None
@@ -164,8 +164,8 @@ class Block(nn.Module):
 class FeedForward(nn.Module):
     """An FFN that is added to the stream: two linears around an activation, maybe with a gate, or one fused linear.
 
-    activations: names in `ACTIVATIONS` and arguments. branch_gain: initial factor of the FFN's output in a learned
-        scaled sum; None for a plain sum.
+    activations: pairs of a name in `ACTIVATIONS` and arguments, applied in order. branch_gain: initial factor of the
+        FFN's output in a learned scaled sum; None for a plain sum.
     """
 
     def __init__(

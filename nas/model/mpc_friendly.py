@@ -1,4 +1,4 @@
-"""Replacements of softmax and GELU, computed as in `costmodel.execution.op_functions`; exports include this code."""
+"""Replacements of softmax and GELU, equal to those of `costmodel.execution.op_functions`; exports include this code."""
 
 import math
 from collections.abc import Callable
@@ -22,15 +22,15 @@ QUERY_SCALES: dict[str, float] = {"power8": -POWER_BOUND / 8}
 
 
 def query_scale(form: str) -> float:
-    """Return the factor of the initial queries for a form of softmax, relative to an exact softmax."""
+    """Return the factor by which initial queries for a form of softmax differ from those for an exact softmax."""
     return QUERY_SCALES.get(form, 1.0)
 
 
 class ScoreBound(nn.Module):
     """A number per head that is subtracted from the scores before they are normalised.
 
-    Eighth powers learn it, from -0.5 on. The result of an exact softmax does not depend on it, but the range of its
-    exponentials in private inference does; `nas.conversion.score_bounds` sets it there, and it starts at 0.
+    For eighth powers it is learned and starts at -0.5. For other forms it starts at 0: it does not change an exact
+    softmax, but the range of exponentials in private inference, for which `nas.conversion.score_bounds` sets it.
     """
 
     weight: Tensor
@@ -55,7 +55,7 @@ def normalised_attention(
     temperature: Tensor | None = None,
     with_entropy: bool = True,
 ) -> Attended:
-    """Return attention whose weights are `FORMS[form]` of the scores / (their row sum + the form's constant).
+    """Return attention with weights f(scores) / (row sum of f(scores) + c), where `FORMS[form]` is f and c.
 
     queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. cap: as in `causal_scores`. The T x T
         matrix is computed in fp32, or fp64 for fp64 values; the output has the type of the values. The entropy is that
@@ -83,10 +83,10 @@ def last_rows(
     cap: float | None,
     temperature: Tensor | None,
 ) -> Tensor:
-    """Return the attention of the last tokens alone, batch x heads x rows x head_dim; the last one sees all keys.
+    """Return the attention output of the last tokens alone, batch x heads x rows x head_dim; the last sees all keys.
 
     queries: batch x heads x rows x head_dim; keys, values: batch x heads x T x head_dim; temperature: heads x rows.
-        form: a key of `FORMS`, or any other for softmax, which ignores `bound`.
+        form: a key of `FORMS`, or any other name for softmax, which ignores `bound`.
     """
     dtype = values.dtype
     queries, keys, values = upcast(queries, keys, values)
@@ -109,7 +109,7 @@ def positive_scores(
 ) -> Tensor:
     """Return the numerators of the attention weights: at least 0, and 0 where masked; batch x heads x queries x keys.
 
-    The queries are those of the last tokens. With eighth powers, the first token's weight of itself has numerator 1.
+    The queries are those of the last tokens. With eighth powers, the first token's numerator is 1 if it is given.
     """
     scores, seen = causal_scores(queries, keys, temperature, cap)
     scores = scores if bound is None else scores - bound.weight[:, None, None]

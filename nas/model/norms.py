@@ -1,4 +1,4 @@
-"""Frozen norms in training: LayerNorm or RMSNorm until their deviation becomes a constant, one after another."""
+"""Frozen norms in training: LayerNorms or RMSNorms, whose deviations are made constants, one norm after another."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ class FrozenNorm(nn.Module):
     deviation is far from the others' in trained decoders. Validation changes nothing. Compiled code has both norms, and
     `frozen` selects one, so that freezing needs no new compilation.
 
-    groups: equal parts of a row, such as heads of queries, each with its own deviation.
-    sigma: the running mean, 0 before there is one; one per group. frozen: 1 or 0, saved with the weights; `is_frozen`
+    groups: number of equal parts of a row, such as heads of queries, each with its own deviation.
+    sigma: the running mean, one per group; 0 before the first step. frozen: 1 or 0, saved with the weights; `is_frozen`
         is the same, readable without waiting for a device. epsilon: added to the mean square of each row.
 
     Source: Baroni et al. 2025, arXiv 2507.02559, for frozen deviations and the first position.
@@ -43,7 +43,7 @@ class FrozenNorm(nn.Module):
 
     @property
     def deviation(self) -> Tensor:
-        """The constant that divides rows if the norm is frozen now; 1 if it has not seen a row."""
+        """The constant that divides rows if the norm is frozen now, one per group; 1 before the first step."""
         return torch.where(self.sigma > 0, self.sigma, 1.0)
 
     @property
@@ -131,7 +131,7 @@ class FrozenNorm(nn.Module):
 
 
 def frozen_norms(model: nn.Module) -> dict[str, FrozenNorm]:
-    """Return the norms of a model that are frozen or will be, by name, in order of execution."""
+    """Return the norms of a model that are frozen or will be frozen, by name, in order of execution."""
     return {name: module for name, module in model.named_modules() if isinstance(module, FrozenNorm)}
 
 
@@ -149,7 +149,7 @@ def forget_seen(model: nn.Module) -> None:
 
 
 def freeze_due(model: nn.Module, settings: Freezing, *, step: int, num_steps: int) -> None:
-    """Freeze the norms that are due once `step` of `num_steps`, counted from 1, is done; frozen ones stay frozen."""
+    """Freeze the norms that are due after `step` of `num_steps`, counted from 1; frozen norms stay frozen."""
     norms = frozen_norms(model)
     for name, due in freezing_steps(list(norms), settings, num_steps).items():
         if step >= due and not norms[name].is_frozen:
@@ -157,7 +157,7 @@ def freeze_due(model: nn.Module, settings: Freezing, *, step: int, num_steps: in
 
 
 def freezing_steps(names: list[str], settings: Freezing, num_steps: int) -> dict[str, int]:
-    """Return the step, from 1 to num_steps, after which each norm is frozen, in order and evenly spread."""
+    """Return the step, from 1 to num_steps, after which each of these norms is frozen; steps are evenly spread."""
     ordered = sorted(names, key=_turn)
     spread = settings.end_share - settings.start_share
     shares = [settings.start_share + spread * place / max(1, len(ordered) - 1) for place in range(len(ordered))]

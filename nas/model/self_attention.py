@@ -1,6 +1,6 @@
-"""Attention of a decoder's layers; its modules are those of the op graph that `search_spaces.lower` makes.
+"""Attention of a decoder's layers; modules have the names of the op graph's nodes (`search_spaces.lower`).
 
-Exported models include this code. Arguments are those of `nas.model.settings`.
+Exported models include this code. `nas.model.settings` makes the arguments.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class FixedNorm(nn.Module):
 
 
 class Parts(NamedTuple):
-    """What differs between training and exports: softmax attention, frozen norms, temperatures."""
+    """The parts that differ between training and exports: softmax attention, frozen norms and temperatures."""
 
     attend: Attention = exact_attention
     frozen_norm: Callable[..., nn.Module] = FixedNorm
@@ -57,7 +57,7 @@ EXPORTED = Parts()
 
 
 def norm_of(settings: dict[str, Any] | None, parts: Parts) -> nn.Module:
-    """Return the norm with the settings of `nas.model.settings.norm_settings`, or the identity if they are None."""
+    """Return the norm with these settings of `nas.model.settings.norm_settings`, or the identity for None."""
     if settings is None:
         return nn.Identity()
     features, epsilon, centred = settings["features"], settings["epsilon"], settings["centred"]
@@ -67,7 +67,7 @@ def norm_of(settings: dict[str, Any] | None, parts: Parts) -> nn.Module:
 
 
 class Past:
-    """Keys and values of earlier positions, by place of a layer with attention; methods as in transformers' caches."""
+    """Keys and values of earlier positions, by index among layers with attention; methods as of transformers."""
 
     def __init__(self, kept: dict[int, tuple[Tensor, Tensor]] | None = None) -> None:
         self.kept = {} if kept is None else kept  # each batch x heads x T x head_dim
@@ -77,7 +77,7 @@ class Past:
         return self.kept[0][0].shape[-2] if self.kept else 0
 
     def update(self, keys: Tensor, values: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """Append keys and values, batch x heads x T x head_dim, of the layer at `place`, and return all of them."""
+        """Append keys and values, batch x heads x T x head_dim, of the layer at `place`; return those so far."""
         if place in self.kept:
             before = self.kept[place]
             keys, values = torch.cat((before[0], keys), dim=-2), torch.cat((before[1], values), dim=-2)
@@ -85,7 +85,7 @@ class Past:
         return keys, values
 
     def of_rows(self, rows: Tensor) -> "Past":
-        """Return a copy for some sequences of the batch. rows: their indices."""
+        """Return a copy for some sequences of the batch. rows: their indices in it."""
         return Past({place: (keys[rows], values[rows]) for place, (keys, values) in self.kept.items()})
 
 
@@ -167,9 +167,9 @@ class SelfAttention(_Attention):
     def forward(
         self, source: Tensor, with_entropy: bool = True, past: Any | None = None, first: int = 0
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, batch x T x d_model, and the entropies of `_Attention.mixed`. source: batch x T x d_model.
+        """Return the output, batch x T x d_model, and the entropies, batch x heads x T, or None if `first` > 0.
 
-        past: a `Past`, or a cache of transformers, to which keys and values are added. first: the first position.
+        source: batch x T x d_model. past: as in `PlainDecoder.continued`. first: position of the first token.
         """
         batch, length, _ = source.shape
         linears = (self.q, self.k, self.v) if hasattr(self, "q") else ()
@@ -239,9 +239,9 @@ class _Shaped(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotates the first features of every head by angles that grow with the position; halves are paired.
+    """Rotates the first features of every head by angles that grow with the position.
 
-    Source: Su et al. 2021, arXiv 2104.09864, as GPT-NeoX and Pythia lay it out.
+    Source: Su et al. 2021, arXiv 2104.09864, with features paired as in GPT-NeoX: f of the first half, f of the second.
     """
 
     cosines: Tensor

@@ -1,4 +1,4 @@
-"""`settings_of`: an architecture as plain data for `nas.model.layers`; exports include this data and that code."""
+"""Convert an architecture into plain data, the arguments of `nas.model.layers`; exports include data and code."""
 
 import math
 from dataclasses import asdict, fields
@@ -23,7 +23,7 @@ from search_spaces.lower import activation_ops
 
 
 def settings_of(architecture: Architecture) -> dict[str, Any]:
-    """Return all arguments of `PlainDecoder` but `parts`. Raises UserError if rotary positions do not fit a head."""
+    """Return the arguments of `PlainDecoder` except `parts`. Raises UserError if rotary positions do not fit a head."""
     return {
         "vocab_size": architecture.vocab_size,
         "d_model": architecture.d_model,
@@ -40,7 +40,7 @@ def settings_of(architecture: Architecture) -> dict[str, Any]:
 
 
 def layer_settings(architecture: Architecture, index: int) -> dict[str, Any]:
-    """Return all arguments of a layer's `Block` but `parts`. Raises UserError as `settings_of` does."""
+    """Return the arguments of a layer's `Block` except `parts`. Raises UserError as `settings_of` does."""
     layer, block = architecture.layers[index], architecture.block_facts
     attention = None
     if block.is_shaped:
@@ -63,7 +63,7 @@ def layer_settings(architecture: Architecture, index: int) -> dict[str, Any]:
 def norm_settings(
     architecture: Architecture, kind: Norm, *, affine: bool = True, features: int | None = None, groups: int = 1
 ) -> dict[str, Any] | None:
-    """Return the settings of a norm, or None for no norm. features: of a row, by default those of the stream."""
+    """Return a norm's settings; None for kind `none`. features: size of a row; None for d_model. affine: has gains."""
     form = NORMS[kind]
     return None if kind == "none" else {
         "features": features or architecture.d_model,

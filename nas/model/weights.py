@@ -1,4 +1,4 @@
-"""The weights of a decoder by node of its op graph: as executors read them, as checkpoints store them, and normalised.
+"""The weights of a decoder in deployed form (named by nodes of its op graph) and in checkpoints; normalised linears.
 
 The `weight` of a normalised linear is computed from other parameters at every use.
 """
@@ -22,7 +22,7 @@ FIRST_ITERATIONS = 15  # of the power method, as torch.nn.utils.parametrizations
 QK = {"attention.qkv": 2, "attention.q": 1, "attention.k": 1}
 QKV = {"attention.qkv": 3, "attention.q": 1, "attention.k": 1, "attention.v": 1}
 FFN = {"ffn.gate": 1, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1}
-# Set -> linears of a block, and how many parts of each are normalised (a packed one has queries, keys and values).
+# Set -> linears of a block, and how many parts of each are normalised (`qkv` has three: queries, keys and values).
 LINEARS: dict[NormalisedLinears, dict[str, int]] = {
     "qk": QK,
     "ffn": FFN,
@@ -33,10 +33,10 @@ LINEARS: dict[NormalisedLinears, dict[str, int]] = {
 
 
 def deployed_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return detached weights by `<node>.<suffix>`, as executors of the op graph read them.
+    """Return detached weights named `<node>.<suffix>`, in the form in which the op graph is executed ("deployed").
 
     They are the state dict's tensors, except for temperatures (t, where the state dict has ln t), normalised weights,
-    which are computed, and norms that are frozen or will be, whose gains include their present deviation.
+    which are computed, and norms that are or will be frozen, whose gains are divided by their present deviation.
     """
     weights = {name: value.detach() for name, value in model.state_dict().items() if ".parametrizations." not in name}
     for name in [name for name in weights if name.endswith(".temperature.log_weight")]:
@@ -55,9 +55,9 @@ def deployed_weights(model: nn.Module) -> dict[str, Tensor]:
 def load_deployed(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Set weights from their deployed form, the inverse of `deployed_weights`; weights not given stay as they are.
 
-    A norm that will be frozen is frozen now if its weight is given, unless `<norm>.frozen` is given as 0: the weight is
-    then the gain of a norm that normalises each row. Raises UserError for a name or shape that is not the model's, or a
-    weight that is not finite.
+    A norm that will be frozen is frozen now if its weight is given, unless `<norm>.frozen` is given as 0; its weight is
+    then the gain of a norm that still normalises each row. Raises UserError for a name or shape that is not the
+    model's, or a weight that is not finite.
     """
     norms = frozen_norms(model)
     expected = deployed_weights(model) | {f"{name}.frozen": norm.frozen for name, norm in norms.items()}
@@ -85,7 +85,7 @@ def load_deployed(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def stored_weights(model: Decoder) -> dict[str, Tensor]:
-    """Return the state dict for a file: a tied or shared parameter is in it once, under the first of its names."""
+    """Return the state dict without repetitions: a tied or shared parameter is in it once, under its first name."""
     names = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
     return {name: value for name, value in model.state_dict().items() if name in names}
 
@@ -106,7 +106,7 @@ def load_stored(model: Decoder, weights: Mapping[str, Tensor]) -> None:
 
 
 def normalise(model: Decoder, settings: Normalisation, generator: torch.Generator) -> None:
-    """Parametrise the chosen linears of every layer in normalised form. Raises UserError as `chosen_linears` does."""
+    """Let linears of all layers compute their weights in normalised form. Raises UserError as `chosen_linears`."""
     for linear, num_rows, num_matrices in chosen_linears(model, settings):
         form: nn.Module = _WeightNorm(num_rows)
         if settings.kind == "spectral":
@@ -115,10 +115,10 @@ def normalise(model: Decoder, settings: Normalisation, generator: torch.Generato
 
 
 def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int, int]]:
-    """Return the linears whose weights are normalised, how many of their first rows, and in how many matrices.
+    """Return each linear to normalise, the number of its first rows that are, and of the matrices that they form.
 
-    If query heads share key heads, as many queries as there are keys are a matrix. Raises UserError for a shaped block,
-    whose queries start at 0 and have no direction, or if no layer has such linears.
+    If query heads share key heads, as many rows of queries as there are of keys form a matrix. Raises UserError for a
+    shaped block, whose queries start at 0 and have no direction, or if no layer has such linears.
     """
     if model.architecture.block_facts.is_shaped:
         able = " or ".join(repr(name) for name, block in BLOCKS.items() if not block.is_shaped)

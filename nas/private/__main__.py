@@ -68,7 +68,7 @@ def private(
         prompt_file: instead, a file with this text, or - for standard input; a newline at its end is dropped.
         new_tokens: most tokens to generate; the answer also ends at the end of a document.
         perplexity: instead of a prompt, run about this many validation tokens by teacher forcing, in rings of 64 and 32
-            bits unless another is asked for.
+            bits (crypten: 64) unless another is asked for.
         data: validation text, as in nas.train, instead of the model's own.
         party: run only one party here: 0 the client, 1 the server, 2 the helper of aby3 or the dealer of crypten.
         peers: host:port of every party, by rank; the engine uses the port after each.

@@ -28,7 +28,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Answer:
-    """A prompt and its new tokens, in a session that is over. `agreement` is None without the model in plaintext."""
+    """A prompt and its new tokens, in a session that is over. `agreement`: with the plaintext model, if it is here."""
 
     prompt: Prompt
     tokens: list[Token]
@@ -53,8 +53,7 @@ def answer(
 ) -> Answer:
     """Answer a prompt with the parties that `parties` starts: all on this machine, or only the client.
 
-    `report` gets the lines on the session and on every token, as they come.
-
+    new_tokens: most tokens to generate. report: called with the lines on the session and on each token as they come.
     Raise UserError before anything runs if the run cannot be priced or the prompt is out of range; StoppedError if a
     later token is out of range; and any error that `parties` raises.
     """
@@ -138,7 +137,7 @@ def summary_lines(setup: Setup, answer: Answer) -> list[str]:
 
 
 def why_wrong(answer: Answer) -> str | None:
-    """Return why an answer is not that of the model in plaintext; None if it is, or nothing is known."""
+    """Return why an answer is not that of the model in plaintext; None if it is, or that model is not here."""
     agreement = answer.agreement
     if agreement is None:
         return None

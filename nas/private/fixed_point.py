@@ -53,7 +53,7 @@ Scores: TypeAlias = Mapping[EngineSetting, Scored | str]
 def corpus_for(
     tokenizer: GivenTokenizer, fingerprint: str | None, data: str | None, *, vocab_size: int, context: int
 ) -> Corpus:
-    """Return the corpus `data`, by default the model's own or else DEFAULT_DATA. Raise UserError as `prepare` does."""
+    """Return the corpus `data`, by default the model's own or else DEFAULT_DATA. Raise UserError if unusable."""
     if data is None and (known := known_corpus(fingerprint)) is not None:
         return replace(known, begin_of_text=given_encoder(tokenizer, vocab_size, None).begin)
     return prepare(data or DEFAULT_DATA, vocab_size, seq_len=context, tokenizer=tokenizer)
@@ -77,9 +77,9 @@ def clear_perplexity(setup: Setup, tokens: Tokens) -> float:
 
 
 def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int], None]) -> Scored | str:
-    """Run the model in a setting, with all parties on this machine; `tokens` are sequences x (length + 1).
+    """Return the results of the model in a setting, or the reason why it cannot run; all parties run on this machine.
 
-    Return the reason if it cannot run. on_sequence: called with the index of each finished sequence.
+    tokens: sequences x (length + 1). on_sequence: called with the index of each finished sequence.
     """
     plan = _plan(tokens)
     (graph,) = graphs(setup.graph_of, plan)
@@ -157,7 +157,7 @@ def fixed_point_table(setup: Setup, clear: float, scores: Scores, tokens: Tokens
 def lines_below(setup: Setup, scores: Scores) -> list[str]:
     """Return a line for each setting in which the model cannot run.
 
-    Under SPU, if a layer has GELU by tanh, another line states the error of that.
+    Under SPU, if a layer computes GELU by tanh, another line states the error of that approximation.
     """
     lines = [
         f"not run: {setup.protocol}, {describe_setting(setting)}: {reason}"
@@ -174,7 +174,7 @@ def lines_below(setup: Setup, scores: Scores) -> list[str]:
 
 
 def fixed_point_document(setup: Setup, clear: float, scores: Scores, tokens: Tokens) -> dict[str, Any]:
-    """Return JSON data. `reason` is null if the model ran in an arithmetic; if not, everything else is null.
+    """Return JSON data. In each arithmetic, `reason` is null if the model ran; if it did not, its results are null.
 
     A perplexity that is not finite, for example because logits overflowed, is null as well.
     """

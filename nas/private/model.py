@@ -33,10 +33,10 @@ class PrivateModel:
 
     weights: by `<node>.<suffix>`; None if they are not on this machine. corpus: fingerprint of the corpus on which it
         was trained; None if unknown. notes: remarks on folding, for the reader.
-    known: public layers, the client's layers, and the checkpoint that has them, if the model is from a run that was
-        searched with such layers.
-    failed: why its folded form is not the trained model; None if it is, or was not checked. recorded: by protocol,
-        whether an export stays within range (`fixed_point_check.recorded`); empty if unknown.
+    known: `--public-layers`, `--client-layers` and the checkpoint that has them, if the model is from a run that was
+        searched with such layers; else None.
+    failed: why the folded form is not the trained model; None if it is, or was not checked. recorded: for each protocol
+        with an engine, what an export says of its fixed-point range (`Export.fixed_point`); empty if unknown.
     """
 
     name: str

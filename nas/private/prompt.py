@@ -30,7 +30,7 @@ class Prompt:
 
 
 def given_text(text: str | None, file: str | None) -> str:
-    """Return the text of a prompt, given itself or as a file, of which one newline at the end is dropped.
+    """Return the text of a prompt: `text`, or the content of `file` without one newline at its end; - for stdin.
 
     Raise UserError if both are given, there is no text, or the file cannot be read, is too large or is not text.
     """
@@ -60,7 +60,7 @@ def read_prompt(
 ) -> Prompt:
     """Return a text as a prompt. context, vocab_size: the model's.
 
-    Raise UserError if it does not fit into the context with the new tokens, or the tokenizer lacks a character.
+    Raise UserError if the text and the new tokens (at least 1) exceed the context, or the tokenizer lacks a character.
     """
     if new_tokens < 1:
         raise UserError(f"--new-tokens must be at least 1, but got {new_tokens}.")

@@ -42,10 +42,11 @@ WRITERS = ("embed", "position", ".attention.out", ".ffn.down", ".ffn.fused")  # 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """A private run, with a network for predicted seconds; `public_layers` and `client_layers` are as in `Deployment`.
+    """A private run, with a network for predicted seconds.
 
-    `client_weights` include those of the client's layers, by name; None if they are not on this machine. `out_of_range`
-    says why a model that runs all the same is out of fixed-point range.
+    public_layers: layers whose weights all parties know, such as 0-5,7; or None. client_layers: number of first layers
+    that the client computes in plaintext, or None; client_weights: their weights and others, by name, if they are on
+    this machine. out_of_range: why the model is out of fixed-point range, if it runs all the same; else None.
     """
 
     model: PrivateModel
@@ -113,10 +114,10 @@ def resolve_setup(
 ) -> Setup:
     """Return the set-up that flags ask for; run, pick and protocol are those of `private`.
 
-    Raise UserError if flags contradict each other, or as `load_model`.
+    Raise UserError if flags contradict each other, a model cannot be loaded, or public weights differ.
 
     Args:
-        party: the only party that runs here, or None for all; only None and the server need the weights.
+        party: rank of the only party that runs here; None for all. The weights are needed for None and for the server.
         weights: secret-shared by the server before the run, or held only by the server.
         weight_masks: under semi2k, new masks for every token, or the masks of the first token kept.
         ring_bits: bits of a secret-shared integer.
@@ -126,8 +127,8 @@ def resolve_setup(
         network: network for predicted seconds, by name or as a .yaml file, instead of loopback.
         bandwidth: bandwidth of that network with a unit, such as 1Gbps, instead of its own.
         rtt: round-trip time of that network with a unit, such as 4ms, instead of its own.
-        begin_of_text: the token with which a prompt begins: tokenizer, as that of the model says; none; or a token such
-            as <s>. A prompt's length includes it.
+        begin_of_text: the token that begins a prompt: tokenizer, for its own rule; none; or a token such as <s>. A
+            prompt's length includes it.
         gelu: tanh, exact or piecewise instead of the form in training, also in plaintext; --perplexity measures what
             fixed point costs each of them.
         public_layers: layers whose weights are not secret and go to all parties in plaintext, such as 0-5,7 or embed.
@@ -291,8 +292,8 @@ def in_range(setup: Setup, fraction_bits: int | None, *, is_allowed: bool) -> Se
     """Return the set-up with fraction bits that keep its model in fixed-point range, or with the reason why none do.
 
     fraction_bits: the user's choice, if any. is_allowed: whether a model out of range may run. If the weights are on
-        another machine, an export's own record decides; without a record, the server alone checks, and the parties
-        agree on that.
+        another machine, an export's own record decides; without a record, only the server checks. All parties must
+        agree whether a model must be in range.
     Raise UserError, naming op and values, for a model that is out of range and not allowed.
     """
     try:
@@ -349,7 +350,6 @@ def prompt_arithmetic(
     Return None, and check nothing, if the model's weights are not here or it is known to be out of range.
 
     graph: the graph of the prompt's step. tokens: ids of the prompt. layers: those that the client computes, if any.
-
     Raise UserError if numbers leave the range, naming op and values, or if the logits are too inaccurate.
     """
     if setup.model.weights is None or setup.out_of_range is not None:

@@ -1,4 +1,4 @@
-"""A candidate, which a trial trains: an architecture and the recipe that trains it; and the recipes of the papers."""
+"""Candidates (an architecture with the recipe that trains it), their ids, and the recipes of the papers."""
 
 import hashlib
 import json
@@ -106,9 +106,9 @@ class Candidate:
 
 
 def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
-    """Return the candidate as plain data, without settings that have no effect on it or newer ones at their defaults.
+    """Return the candidate as plain data, without settings that have no effect on it and newer settings at defaults.
 
-    Omitting them keeps the `candidate_id` of candidates from before these settings existed.
+    Omitting the latter keeps the `candidate_id` of candidates from before these settings existed.
     """
     recipe = asdict(candidate.recipe)
     architecture = candidate.architecture if candidate.recipe.distillation is None else candidate.trained
@@ -168,7 +168,7 @@ def candidate_at(
     seq_len: int | None = None,
     tokens: int | None = None,
 ) -> Candidate:
-    """Return a member of a space as a candidate; its recipe is that of `recipe_at` with the other arguments."""
+    """Return a member of a space as a candidate, with the recipe that `recipe_at` makes from the other arguments."""
     regularised = member.entropy_regularised
     recipe = recipe_at(
         scale, data, entropy_regularised=regularised, distillation=distillation, seq_len=seq_len, tokens=tokens
@@ -187,8 +187,8 @@ def recipe_at(
 ) -> Recipe:
     """Return the recipe of a scale on some data, adapted by `from_parent` if there is a distillation schedule.
 
-    At scale `paper`, data `codeparrot` and `languini`, also as NAME:FOLDER, have the recipes of their papers. None
-    keeps the recipe's own sequence length or tokens. Raises UserError for a number out of range.
+    At scale `paper`, data `codeparrot` and `languini`, also as NAME:FOLDER, have the recipes of their papers. seq_len,
+    tokens: None for those of the recipe. Raises UserError for a number out of range.
     """
     corpus = data.partition(":")[0] if name == "paper" else ""
     recipe = PAPER_RECIPES.get(corpus, Recipe(scale=SCALES[name], optimizer="muon" if name == "proxy" else "adamw"))

@@ -1,7 +1,7 @@
 """The distillation schedule: how a trained parent is turned into a candidate, and what is removed when.
 
-Norms are frozen one after another (`Freezing`), removed attention and FFNs are gated to zero, and linear FFNs start as
-the closest fit. If all parts were removed at once, the model would not recover within minutes on a laptop.
+Norms are frozen one after another (`Freezing`), attention and FFNs to be removed are gated to zero, and linear FFNs
+start as the closest fit. If all were removed at once, the model would not recover within minutes on a laptop.
 """
 
 import math
@@ -35,20 +35,20 @@ class DistillationSchedule:
         placement: layer codes of the parent (`search_spaces.notation`).
         start_share: share of the steps before the gates of removed parts begin to fall linearly from 1 to 0.
         end_share: share of the steps before these gates reach 0.
-        prediction_weight: weight of the parent's predictions in the target; the rest is the next token.
-        spread_over_depth: whether layers before a tail of empty ones start from parent layers spread evenly over its
-            depth (see `spread_layers`), or from its first ones.
-        linear_fit_tokens: training tokens to fit parts to the parent's (`nas.conversion.linear_fit`).
+        prediction_weight: weight in the loss of learning the parent's predictions; the rest is for the next token.
+        spread_over_depth: whether layers before a tail of empty ones start from layers spread evenly over the parent's
+            depth (see `spread_layers`), or from its first layers.
+        linear_fit_tokens: training tokens for fitting parts to the parent's (`nas.conversion.linear_fit`).
         teacher_top_k: most likely tokens in the teacher cache for each prediction; the rest of the vocabulary counts
             as one more.
-        trainable: the part of the model that is trained: all; changed, the attention, FFNs and final norm that differ
-            from the parent's and the neighbours of removed ones; neighbours, also the neighbours of all others that
-            differ. If nothing differs, all is trained.
+        trainable: the part of the model that is trained. all: the whole model. changed: attention, FFNs and final norm
+            that differ from the parent's, and the sub-layers next to removed ones. neighbours: also those next to all
+            others that differ. If nothing differs, all is trained.
         blockwise_tokens: tokens on which each new sub-layer is first trained on its own, on the parent's hidden states
             (`nas.training.distillation.library`); 0 to start from the parent's weights.
         kept_layers: number of first layers that stay exactly the parent's, with its embedding; None if all may be
             trained.
-        hidden_state_weight: weight of the distance between hidden states and the parent's (`nas.training.objective`).
+        hidden_state_weight: weight in the loss of the relative error of hidden states from the parent's.
 
     Raises UserError if a number is out of range.
     """
@@ -81,29 +81,29 @@ class DistillationSchedule:
                 raise UserError(f"`{name}` of a schedule must be at least {least}, but got {value}.")
 
     def gate_at(self, step: int, num_steps: int) -> float:
-        """Return the gate of removed parts after step 0, 1, ..., num_steps."""
+        """Return the gate of removed parts, from 1 down to 0, after step 0, 1, ..., num_steps."""
         begin, end = self.start_share * num_steps, self.end_share * num_steps
         return min(1.0, max(0.0, (end - step) / (end - begin)))
 
 
 class Part(NamedTuple):
-    """A part of a layer that is removed or trained: its attention or its FFN."""
+    """A part of a layer: its attention or its FFN. layer: index of the layer."""
 
     layer: int
     kind: PartKind
 
 
 def parent_architecture(distillation: DistillationSchedule, dimensions: Architecture) -> Architecture:
-    """Return the parent's architecture. dimensions: any architecture with its dimensions and depth."""
+    """Return the parent's architecture. dimensions: any architecture with the parent's dimensions and depth."""
     return parse(distillation.placement, dimensions).architecture
 
 
 def student_architecture(target: Architecture, parent: Architecture, *, spread: bool) -> Architecture:
-    """Return the architecture that is trained for a target, which folds to the same model.
+    """Return the architecture to train for a target if training starts from a parent; both fold to the same model.
 
-    If the parent has a norm and the target has none, or a frozen one, the parent's is frozen; a final norm only if the
-    model still folds to the same. FFN `identity`, two linears, becomes one linear, `fused`, unless the parent has
-    `identity` too. Layers are placed by `spread_layers` if `spread` is set.
+    Where the parent has a norm and the target has none or a frozen one, the parent's norm is frozen; a final norm only
+    if the folded model stays the same. FFN `identity`, two linears, becomes one linear, `fused`, unless the parent has
+    `identity` too. spread: whether to place the layers by `spread_layers`.
     """
     placed = spread_layers(target.layers) if spread else target.layers
     layers = tuple(
@@ -120,10 +120,10 @@ def student_architecture(target: Architecture, parent: Architecture, *, spread: 
 
 
 def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Spread two or more layers that two or more empty ones follow evenly over the depth; return others unchanged.
+    """Spread two or more layers that are followed by two or more empty ones evenly over the depth; else change nothing.
 
-    Such a tail fixes the number of layers, but not the parent layers that they start from. Spread layers reach a lower
-    perplexity than first ones: from the builtin parent with five layers 9.86 instead of 15.3 (docs/research-log.md).
+    A tail of empty layers fixes the number of the others, but not the parent layers from which they start. Spread
+    layers reach a lower perplexity than first ones: five of the builtin parent 9.86, not 15.3 (docs/research-log.md).
     """
     kept = [layer for layer in layers if layer != EMPTY]
     if len(kept) < 2 or len(layers) - len(kept) < 2 or EMPTY in layers[: len(kept)]:
@@ -135,7 +135,7 @@ def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def initial_architecture(trained: Architecture, parent: Architecture) -> Architecture:
-    """Return the architecture at the start of training, with the attention and FFNs that are still to be removed."""
+    """Return the architecture at the start of training, with the parent's attention and FFNs that will be removed."""
     layers = list(trained.layers)
     for index, kind in removed_parts(trained, parent):
         part = {name: getattr(parent.layers[index], name) for name in KINDS[kind]}
@@ -144,13 +144,13 @@ def initial_architecture(trained: Architecture, parent: Architecture) -> Archite
 
 
 def removed_parts(trained: Architecture, parent: Architecture) -> Iterator[Part]:
-    """Yield every part of the parent that the trained architecture lacks, layer by layer."""
+    """Yield each attention or FFN of the parent where the trained architecture has none, layer by layer."""
     for index, (layer, theirs) in enumerate(zip(trained.layers, parent.layers, strict=True)):
         yield from (Part(index, kind) for kind in KINDS if getattr(layer, kind) == "none" != getattr(theirs, kind))
 
 
 def trained_parts(trained: Architecture, parent: Architecture, trainable: Trainable) -> list[Part] | None:
-    """Return the attention and FFNs that are trained, in order; None for the whole model, also if nothing differs."""
+    """Return the attention and FFNs to train, in order; None for the whole model, also if nothing differs."""
     places = [Part(index, kind) for index in range(parent.num_layers) for kind in KINDS]
     reach = dict.fromkeys(removed_parts(trained, parent), 1)  # neighbours of removed parts must compensate for them
     for part in places:
@@ -164,7 +164,7 @@ def trained_parts(trained: Architecture, parent: Architecture, trainable: Traina
 
 
 def fitted_parts(trained: Architecture, parent: Architecture) -> list[Part]:
-    """Return parts to fit to the parent's: attention that gets eighth powers, FFNs that get linear or a polynomial."""
+    """Return the parts to fit to the parent's: attention that gets eighth powers, FFNs made linear or polynomial."""
     fitted = []
     for index, (layer, theirs) in enumerate(zip(trained.layers, parent.layers, strict=True)):
         if "none" not in (layer.attention, theirs.attention):
@@ -177,7 +177,7 @@ def fitted_parts(trained: Architecture, parent: Architecture) -> list[Part]:
 
 
 def fitted_degree(form: str, theirs: Layer, parent: Architecture) -> int | None:
-    """Return the degree of the polynomial in an FFN of this form if the parent has another activation, else None.
+    """Return the degree of the polynomial by which an FFN of this form replaces the activation of `theirs`, else None.
 
     A square without a gate can be fitted only if the parent's FFN has no gate either, and its `down` has a bias.
     """

@@ -1,4 +1,4 @@
-"""The user's changes to the recipe of a scale and its data, as flags. None means unchanged."""
+"""The user's changes to a recipe, as dataclasses and flags `--recipe.*`. None means unchanged."""
 
 import sys
 from argparse import SUPPRESS, Action
@@ -71,9 +71,9 @@ class RecipeChanges(_changes(Recipe, *_OF_RECIPE, **_PARTS)):  # type: ignore[mi
 
 
 def add_recipe_flags(parser: cli.Parser, skip: Collection[str] = ()) -> None:
-    """Add a flag `--recipe.*` for every change. The command's help names only `--recipe.help`, which lists them.
+    """Add a flag `--recipe.*` for every change. The command's help names only `--recipe.help`, which lists the flags.
 
-    skip: flags of the scale to leave out.
+    skip: names of scale settings that get no flag.
     """
     parser.add_class_arguments(RecipeChanges, "recipe", skip=set(_PARTS))
     for name, part in _PARTS.items():
@@ -101,10 +101,10 @@ class _RecipeHelp(Action):
 
 
 def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
-    """Return the recipe with its changes.
+    """Return the recipe with these changes.
 
-    Raises UserError for a value out of range, changes to a regulariser or a schedule that the recipe does not have, or
-    the regulariser's form published-code without a weight.
+    Raises UserError for a value out of range, changes of an entropy regulariser or a distillation schedule that the
+    recipe does not have, or form `published-code` of the regulariser without a weight.
     """
     if recipe.entropy is None and _stated(changes.entropy):
         names = ", ".join(_stated(changes.entropy))

@@ -1,4 +1,4 @@
-"""The recipe of a candidate: scale, optimizer, schedule, entropy regularisation. None of it changes costs.
+"""The recipe by which a candidate is trained: scale, optimizer, schedules and losses. A recipe does not change costs.
 
 A `Recipe` contains its scale in full, so that equal recipes train equally in any version.
 """
@@ -89,12 +89,12 @@ class Scale:
 
     @property
     def seen_tokens(self) -> int:
-        """Training tokens of all steps."""
+        """Training tokens of all steps, at least `tokens`."""
         return self.num_steps * self.batch * self.seq_len
 
     @property
     def rung_steps(self) -> tuple[int, ...]:
-        """The steps after which rungs end, without repetition."""
+        """The steps after which rungs end, from 1 to num_steps, rising."""
         return tuple(sorted({max(1, round(share * self.num_steps)) for share in self.rungs}))
 
     @property
@@ -104,7 +104,7 @@ class Scale:
 
     @property
     def warmup_steps(self) -> int:
-        """Steps before the peak of the learning rate."""
+        """Number of steps over which the learning rate rises to its peak."""
         return math.ceil(self.warmup_share * self.num_steps)
 
 
@@ -134,7 +134,7 @@ SCALES: dict[ScaleName, Scale] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyRegularisation:
-    """Pulls the attention entropy of every head into a band around a learned share of its maximum E_max, in nats.
+    """Pulls the attention entropy of every head into a band around a learned share of its maximum E_max (in nats).
 
     Args:
         form: mean penalises the mean entropy of each head and averages over sequences, heads and layers (Algorithm 1 of
@@ -158,7 +158,7 @@ class EntropyRegularisation:
     threshold_init: float = 0.36  # not stated in the paper; the middle of its learned values, 0.20 to 0.52
 
     def weight_at(self, step: int, num_steps: int) -> float:
-        """Return the weight in step 0, 1, ... of a run of `num_steps` steps."""
+        """Return the weight of the penalty in step 0, 1, ... of a run of `num_steps` steps."""
         rising = self.warmup_share * num_steps
         return self.weight * min(1.0, (step + 1) / rising) if rising else self.weight
 
@@ -173,11 +173,11 @@ class EntropyRegularisation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normalisation:
-    """Trains linears through a normalised form of their weights, which is computed once for the deployed model.
+    """Trains linears in a normalised form, from which the weights of the deployed model are computed once.
 
     kind: `weight` learns the length of every row separately from its direction; `spectral` keeps the largest singular
         value of every matrix at 1.
-    linears: those whose weights are normalised; q, k, v and o are queries, keys, values and output of attention.
+    linears: the linears to normalise; q, k, v and o are those of queries, keys, values and output of attention.
 
     Source: arXiv 2410.13060, table of normalised FFNs and attention; Salimans and Kingma 2016, arXiv 1602.07868; Miyato
     et al. 2018, arXiv 1802.05957.
@@ -189,11 +189,11 @@ class Normalisation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Freezing:
-    """When norms are frozen, if the architecture has frozen ones: one after another, at equal distances.
+    """When the norms of an architecture with frozen norms are frozen: one after another, at equal distances.
 
     Args:
-        start_share: share of the steps before the first is frozen.
-        end_share: share of the steps before the last is frozen.
+        start_share: share of the steps before the first norm is frozen.
+        end_share: share of the steps before the last norm is frozen.
 
     Source: arXiv 2507.02559, which removes norms from trained models one after another.
     """
@@ -233,7 +233,7 @@ class Foldable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Everything about training, which does not change the cost of the trained model.
+    """All settings of a training; none changes the cost of the trained model.
 
     Args:
         data: stdlib, codeparrot, languini or a path.
@@ -250,15 +250,15 @@ class Recipe:
         beta2: AdamW's decay of the mean squared gradient.
         eps: AdamW's smallest denominator.
         weight_decay: decay of the weights of linears and embedding tables.
-        clip_norm: largest norm of the whole gradient.
+        clip_norm: norm of the whole gradient above which it is scaled down.
         temperature_init: initial value of learned softmax temperatures.
-        precision: of products; parameters, optimizer states, sums and losses stay in single precision. The default of
-            the commands is bfloat16 on a GPU that has it and, at scales of real models, on a CPU with units for it;
-            else float32. tf32 is for GPUs.
+        precision: type of the factors of matrix products; parameters, optimizer states, sums and losses are in float32.
+            By default, commands use bfloat16 on a GPU that has it and, at scales of real models, on a CPU with units
+            for it; else float32. tf32 is for GPUs.
         recompute: whether layers are computed again for their gradients, which saves most of the memory of activations,
-            costs a third of the time and changes no number.
-        compile: auto compiles losses and, unless they are recomputed, layers on CUDA, and launches small steps as one
-            CUDA graph; off does neither.
+            adds about a third to the time and changes no number.
+        compile: on CUDA, auto compiles losses and (without `recompute`) layers, and launches small steps as one CUDA
+            graph; off does neither.
 
     Raises UserError if a number is out of range, for float16, or if `foldable` and `normalisation` both act on FFNs.
     """
@@ -305,7 +305,7 @@ class Recipe:
 
 
 def check_precision(precision: Precision | None) -> None:
-    """Raise UserError for float16."""
+    """Raise UserError for float16; accept the other precisions, and None."""
     if precision == "float16":
         raise UserError(
             "--recipe.precision must be bfloat16, tf32 or float32, but got float16, which loses gradients below 6e-8 "
@@ -314,12 +314,12 @@ def check_precision(precision: Precision | None) -> None:
 
 
 def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:
-    """Adapt a recipe to start from a trained parent, which needs fewer steps and smaller ones than random weights.
+    """Adapt a recipe to start from a trained parent, which needs fewer and smaller steps than random weights.
 
     The recipe gets AdamW, early freezing, so that most of the training is recovery, and weight 10 for the parent's
-    hidden states, or 0 if its predictions have none. At scale `parent`, new sub-layers are first trained on their own,
-    and then only changed parts (`trainable`). Other scales get an eighth of the rate, half the batch and five eighths
-    of the tokens, as chosen at scale `proxy` (`experiments/data/fidelity-levers.csv`).
+    hidden states, or 0 if its predictions have weight 0. At scale `parent`, new sub-layers are first trained alone, and
+    then only changed parts (`trainable`). Other scales get an eighth of the rate, half the batch and five eighths of
+    the tokens, as chosen at scale `proxy` (`experiments/data/fidelity-levers.csv`).
     """
     scale, freezing = recipe.scale, Freezing(start_share=0.02, end_share=0.25)
     recipe = replace(recipe, optimizer="adamw", final_rate_share=0.02, freezing=freezing)
@@ -347,12 +347,12 @@ def usual_scale(parent: Architecture | None) -> ScaleName:
 
 
 def layers_kept_foldable(architecture: Architecture) -> list[int]:
-    """Return the indices of the layers that `Foldable` acts on: their FFN folds away, and has no norm before it."""
+    """Return the indices of the layers that `Foldable` acts on: their FFN folds away and has no norm before it."""
     return [index for index in absorbed_layers(architecture) if architecture.layers[index].norm2 == "none"]
 
 
 def trained_architecture(architecture: Architecture, scale: Scale) -> Architecture:
-    """Return the trained architecture: the same depth, heads and layers at the scale's width and vocabulary.
+    """Return the architecture to train: the same depth, heads and layers with the scale's width and vocabulary.
 
     Raises UserError if the architecture's context is shorter than the scale's sequences, or a dimension is too large
     for a tensor.

@@ -38,7 +38,7 @@ class Result:
     """The result of a training.
 
     val_loss: nats per token. tokens: number of training tokens. flags: warnings on attention entropy. ngrams: baselines
-    that count as many tokens.
+    in the same training text; None if not counted, or the training is unfinished.
     """
 
     perplexity: float | None

@@ -59,7 +59,7 @@ class WhatIf:
 
 
 def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None, **options: Any) -> WhatIf:
-    """Return a run's trials at other costs.
+    """Return a run's trained members at other costs.
 
     Args:
         run: any run with a completed trial.
@@ -68,7 +68,7 @@ def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None
         options: network and testbed, by default the run's if it has the protocol, and budgets, by default none.
 
     Raises:
-        UserError: if no trial is completed, or for options that do not exist or cannot be combined.
+        UserError: if no trial is completed, an op has no cost, or an option has an unknown value or excludes another.
     """
     if protocol is not None and "," in protocol:
         raise UserError(f"--protocol must be one protocol here, but got {protocol}; give one at a time.")
@@ -84,7 +84,7 @@ def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None
 
 
 def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> WhatIf:
-    """Return a run's trials at the costs of another pricer, workload and budget.
+    """Return a run's trained members at the costs of another pricer and workload, and the front within a budget.
 
     Raises UserError if no trial is completed, the base cannot take the workload, or an op has no cost.
     """

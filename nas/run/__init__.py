@@ -1,1 +1,1 @@
-"""A run as one object: configuration, ledger, means over seeds, front, tables, new costs. Without torch and ray."""
+"""A run as one object: configuration, ledger, means over seeds, front, tables. Imports neither torch nor Ray."""

@@ -34,7 +34,7 @@ class StudyConfig(BudgetOptions):
 
     Args:
         space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent and cheaper
-            replacements. The default is gpt2-small, or parent if --parent has another block.
+            replacements. The default is gpt2-small, or parent if --parent has another block or other dimensions.
         projection: whether the logits of all tokens of the prompt are computed, as in the papers, or of the last one
             only.
         embedding: whether the client one-hot encodes tokens, or the protocol looks them up.
@@ -62,16 +62,16 @@ class StudyConfig(BudgetOptions):
         time_limit: end the run after this time in any case, with a unit, even if nothing is trained.
         trial_timeout: a trial fails if it takes longer than this since it was last started; with a unit, such as 20min.
         max_failures: stop after this many failed trials, divergence not counted; the run can be resumed.
-        scale: how large the trained models are, and how long and fast they are trained. parent, the size of --parent,
-            is the default if --parent does not have the width and vocabulary of proxy.
-        tokens: training tokens of a final training; by default those of the scale, or 5/8 of them with a parent.
+        scale: size of the trained models, training tokens and learning rate. parent, the size of --parent, is the
+            default if --parent does not have the head size and vocabulary of proxy.
+        tokens: tokens of a final training; by default the scale's, or with a parent 5/8 of them (all at scale parent).
         parent: the trained model that candidates start from: builtin, a folder of nas.export, nas.train or
             save_pretrained, `latest` for the last training, a .gguf file, an id on the Hugging Face hub, or none to
             train from scratch. The default is builtin with its own scale and space, else none.
         data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of
             a text, jsonl or parquet file or folder.
-        begin_of_text: the token with which each sequence begins, which it does not predict: tokenizer, as that of
-            --parent says; none; or a token such as <s>. Prices count it as one of --seq-len.
+        begin_of_text: the token that begins each sequence and is not predicted: tokenizer, for the rule of --parent's
+            tokenizer; none; or a token such as <s>. Prices count it as one of --seq-len.
         second_eval_data: a second corpus on which completed trials are validated too: dependencies (the Python source
             of packages that this one needs), a path as for --data, or none. The default is dependencies with the
             builtin parent on stdlib, else none.
@@ -171,7 +171,7 @@ class StudyConfig(BudgetOptions):
     def setting_of(self, protocol: str) -> Setting | None:
         """Return the user's options for a protocol; for one that the study does not use, only the weight holder.
 
-        None without options. Raises UserError for options that the protocol does not have.
+        None if the user gave none. Raises UserError for options that the protocol does not have.
         """
         if protocol in self.protocols:
             return setting_of(protocol, weights=self.weights, weight_masks=self.weight_masks)
@@ -179,7 +179,7 @@ class StudyConfig(BudgetOptions):
 
     @property
     def budget(self) -> Budget:
-        """The budget under the first protocol, including those under the others.
+        """The budget under the first protocol, with those under the other protocols in its field `also`.
 
         Raises UserError for shares of a parent's cost, which `nas.study.priced_study.price_study` resolves.
         """
@@ -199,7 +199,7 @@ class StudyConfig(BudgetOptions):
 
     @property
     def kept_layers(self) -> int | None:
-        """Number of first layers that stay the parent's, with its embedding, as public or client layers; None without.
+        """Number of first layers that stay the parent's, with its embedding, as public or client layers; None if unset.
 
         Raises UserError for public layers that are not the first ones.
         """
@@ -225,17 +225,17 @@ class StudyConfig(BudgetOptions):
 
     @property
     def time_budget_s(self) -> float | None:
-        """Seconds that the search is planned for, or None."""
+        """Seconds that the search is planned for; None if not planned."""
         return None if self.time_budget is None else parse_seconds(self.time_budget, "--time-budget")
 
     @property
     def time_limit_s(self) -> float | None:
-        """Seconds after which the search ends, even if nothing is trained, or None."""
+        """Seconds after which the search ends, even if nothing is trained; None if not limited."""
         return None if self.time_limit is None else parse_seconds(self.time_limit, "--time-limit")
 
     @property
     def trial_timeout_s(self) -> float | None:
-        """Seconds that a trial may take since its last start, or None."""
+        """Seconds that a trial may take since its last start; None if not limited."""
         return None if self.trial_timeout is None else parse_seconds(self.trial_timeout, "--trial-timeout")
 
 

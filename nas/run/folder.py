@@ -48,7 +48,7 @@ class ParentResult:
 
     name: as the user wrote it, or the folder of a training. notation: its architecture's. val_loss: nats per token.
     latency_s: seconds per token.
-    documents: share of the loss, and loss, of each validation document; empty if not recorded.
+    documents: weight in the mean loss, and loss in nats per token, of each validation document; empty if not recorded.
     """
 
     name: str
@@ -67,10 +67,9 @@ class ParentResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecondCorpus:
-    """The second corpus on which completed trials are validated. data: as in `--second-eval-data`.
+    """The second corpus on which completed trials are validated. data: `dependencies` or a path, as the user wrote it.
 
-    ngrams: baselines that count the same training tokens as `Meta.ngrams`. parent_loss: nats per token; None without
-        parent.
+    ngrams: baselines that count the same training tokens as `Meta.ngrams`. parent_loss: nats per token, if any.
     """
 
     data: str
@@ -85,7 +84,7 @@ class SecondCorpus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meta:
-    """Everything a run was made with besides its configuration.
+    """The facts with which a run was made, besides its configuration.
 
     reference: reference point of the hypervolume: (latency_s, natural log of the unigram model's perplexity). base: the
     dimensions of all members; its own layers are not used. recipe: the candidates' (`nas.run.config.study_candidate`).
@@ -93,7 +92,7 @@ class Meta:
     with a parent the whole training split; None if not counted. read: which files of `--data`'s folders were read or
     skipped. withheld: attention removed because the parent's scores would leave fixed-point range. held_out: the
     validation text. planned_tokens: training tokens of a candidate before the time budget reduced them; None if it did
-    not. begin_of_text: the token with which sequences begin; None without.
+    not. begin_of_text: the token that begins each sequence; None if there is none.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -170,8 +169,8 @@ def require_free(folder: Path) -> None:
 def find_run(run: str) -> Path:
     """Return the folder of a run; `latest` is the newest under `runs/`.
 
-    Raises UserError if there is none, or it holds a pipe, which would hang whatever opens it, or a link, which would
-    lead it elsewhere.
+    Raises UserError if there is none, or if one of its files is a pipe or device, which could block whoever opens it,
+    or a link, which leads elsewhere.
     """
     if run == "latest":
         if (newest_run := newest(CONFIG_FILE)) is None:
@@ -180,18 +179,19 @@ def find_run(run: str) -> Path:
     folder = Path(run).absolute()
     if not _is_file(folder / CONFIG_FILE):
         raise UserError(f"RUN must be the folder of a run (with run.yaml) or `latest`, but got {run!r}.")
-    for top, _, names in os.walk(folder):
-        for path in (os.path.join(top, name) for name in names):
+    for top, folders, names in os.walk(folder):
+        for path in (os.path.join(top, name) for name in (*folders, *names)):
             with suppress(FileNotFoundError):  # the run goes on
-                if not stat.S_ISREG(os.lstat(path).st_mode):
+                mode = os.lstat(path).st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                     raise UserError(
-                        f"{path} must be a file of the run itself, but is a link, pipe or device; replace it."
+                        f"{path} must be a file or folder of the run itself, but is a link, pipe or device; replace it."
                     )
     return folder
 
 
 def write_config(folder: Path, config: StudyConfig) -> None:
-    """Write the configuration last, since it makes the folder a run, after copies of the user's own files."""
+    """Write copies of the user's own files, and then the configuration, which makes the folder a run."""
     for setting, protocol in product(KEPT_FILES, config.protocols):
         given, name = _given(config, setting, protocol)
         if given is not None and given.endswith((".yaml", ".yml")) and not (folder / name).exists():
@@ -222,7 +222,7 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
 
 
 def own_space(parent: Architecture) -> SearchSpace:
-    """Build the space with choices for every layer: the parent's own first layer and cheaper replacements."""
+    """Build the space whose choices for every layer are the parts of the parent's first layer and cheaper ones."""
     layer = parent.layers[0]
     is_gated = FFNS[layer.ffn].is_gated
     halved = num_heads(parent, replace(layer, attention="softmax-half")) < parent.num_heads  # not with one key head

@@ -215,7 +215,7 @@ def recover(path: Path) -> tuple[Record, ...]:
 
 
 def finished(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Last `finished` record of every index and seed: candidates and baselines as proposed, then replicates."""
+    """Last `finished` record of every index and seed: first of the run's own seed, by index, then of the others."""
     last = {(record.seed, record.index): record for record in records if record.event == "finished"}
     return tuple(last[key] for key in sorted(last))
 
@@ -226,12 +226,14 @@ def completed(records: Iterable[Record]) -> tuple[Record, ...]:
 
 
 class Table(NamedTuple):
+    """Names of columns, and rows with a value for each."""
+
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
 
 
 def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None = None) -> Table:
-    """Return all fields but NO_COLUMNS as columns. more: further columns by name, with one value per record."""
+    """Return a row per record, without the fields in NO_COLUMNS. more: further columns, with one value per record."""
     derived = more or {}
     columns = [column.name for column in fields(Record) if column.name not in NO_COLUMNS]
     rows = zip(records, *derived.values(), strict=True)

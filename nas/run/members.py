@@ -27,8 +27,8 @@ Verdict = Literal["better", "worse", "no difference shown", "not tested"]
 class TrainedMember(Record):
     """A candidate or baseline with all its trials, as one record of means over seeds, also by document.
 
-    `val_loss`, `perplexity` = exp(val_loss), and losses by document are of the mean; `trial_id`, role and seed are the
-    first trial's; all other fields, such as the cost and the folded form, are the most expensive trial's.
+    `val_loss` and losses by document are means over seeds, and `perplexity` = exp(val_loss). `trial_id`, role and seed
+    are the first trial's; all other fields, such as the cost and the folded form, are the most expensive trial's.
 
     trials: completed, by seed, at least one. num_diverged: number of seeds that diverged. seed_error: standard error of
         the mean loss over seeds, nats; None if no member of the run has two.
@@ -77,7 +77,7 @@ class TrainedMember(Record):
 
     @property
     def perplexity_bounds(self) -> tuple[float, float] | None:
-        """Perplexities ERRORS_APART standard errors below and above the mean loss; None without an error."""
+        """Perplexities ERRORS_APART standard errors below and above the mean loss; None if no error is known."""
         if self.standard_error is None:
             return None
         apart = ERRORS_APART * self.standard_error
@@ -137,8 +137,8 @@ def difference_error(member: TrainedMember, other: TrainedMember) -> float | Non
 def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
     """Return `better` or `worse` if `member` differs from `other` by more than ERRORS_APART standard errors.
 
-    They are of the difference of the mean losses; a lower loss is better. A smaller difference is `no difference
-    shown`; if no standard error is known, the result is `not tested`.
+    Mean losses are compared, by the standard error of their difference; a lower loss is better. A smaller difference is
+    `no difference shown`; if no standard error is known, the result is `not tested`.
     """
     if (error := difference_error(member, other)) is None:
         return "not tested"
@@ -204,14 +204,14 @@ def front_of(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedM
 
 
 def picked(front: Sequence[TrainedMember], choice: str) -> TrainedMember:
-    """The `knee` of a front, or the member of lowest perplexity."""
+    """The `knee` of a front of at least one member or, for any other choice, its member of lowest perplexity."""
     if choice == "knee":
         return front[knee([member.point for member in front])]
     return min(front, key=lambda member: member.mean_loss)
 
 
 def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
-    """Spearman correlation of mean losses on both corpora; None for equal losses, or fewer than three such members.
+    """Spearman correlation of mean losses on both corpora; None if equal on one, or fewer than three have both.
 
     Source: Spearman 1904, "The proof and measurement of association between two things".
     """

@@ -35,7 +35,7 @@ def pareto_front(some: Iterable[T], point_of: Callable[[T], Point]) -> list[T]:
 
 
 def ranks(points: Sequence[Point]) -> list[int]:
-    """Pareto rank of every point, 0 for the front. Raises UserError as `nondominated` does."""
+    """Pareto rank of every point, 0 for the front. Raises UserError for a non-finite coordinate."""
     if not points:
         return []
     return [int(rank) for rank in moocore.pareto_rank(_finite(points))]
@@ -44,7 +44,7 @@ def ranks(points: Sequence[Point]) -> list[int]:
 def hypervolume(points: Sequence[Point], reference: Point) -> float:
     """Area dominated by the points and bounded by the reference point, in seconds x nats.
 
-    Points beyond the reference in either coordinate add nothing.
+    Points beyond the reference in either coordinate add nothing. Raises UserError for a non-finite coordinate.
     """
     if not points:
         return 0.0
@@ -54,11 +54,10 @@ def hypervolume(points: Sequence[Point], reference: Point) -> float:
 def knee(points: Sequence[Point]) -> int:
     """Index of the front's knee: the front point farthest below the line between the front's two ends.
 
-    Both axes are scaled to the extent of the front. With fewer than three points on the front, it is the lowest
-    perplexity.
-    Source: Das 1999, "On characterizing the knee of the Pareto curve", for the distance to the chord.
+    Both axes are scaled to the extent of the front. With fewer than three points on the front, the knee is the point of
+    lowest perplexity. Raises UserError if there are no points, or for a non-finite coordinate.
 
-    Raises UserError if there are no points.
+    Source: Das 1999, "On characterizing the knee of the Pareto curve", for the distance to the chord.
     """
     if not points:
         raise UserError("a knee needs at least one point, but got none.")

@@ -54,7 +54,7 @@ class Summary:
 class Run:
     """A run of a study. During the run, `replace(run, records=...)` is its present state.
 
-    config: what was searched. meta: what it was made with. records: every event of every trial, in order.
+    config: what was searched. meta: further facts of its start. records: every event of every trial, in order.
     """
 
     folder: Path
@@ -72,7 +72,7 @@ class Run:
     def find(cls, run: str) -> Self:
         """Read the run in a folder, or the newest under `runs/` for `latest`.
 
-        Raises UserError as `find_run` and `read` do.
+        Raises UserError if there is none, or if one of its files is damaged, or a link, pipe or device.
         """
         return cls.read(find_run(run))
 
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def is_proxy(self) -> bool:
-        """Whether the trained width differs from that of the costs."""
+        """Whether models are trained at another width than the one whose cost is predicted."""
         return any(record.width != self.base.d_model for record in self.completed)
 
     @cached_property
@@ -160,12 +160,12 @@ class Run:
 
     @property
     def parent(self) -> ParentResult | None:
-        """The result of the candidates' parent; None without one."""
+        """The result of the candidates' parent; None if they are trained from scratch."""
         return self.meta.parent
 
     @property
     def ngrams(self) -> NgramBaseline | None:
-        """The n-gram baselines, as in `Meta`; None if not counted."""
+        """The n-gram baselines on the candidates' training text; None if not counted."""
         return self.meta.ngrams
 
     def priced_form(self, record: Record) -> Architecture:

@@ -1,1 +1,1 @@
-"""Searchers, which choose the candidates to train next, behind one ask-and-tell interface."""
+"""Searchers, which choose the candidates to train next from the results so far, behind one interface."""

@@ -77,7 +77,7 @@ class Draws:
         return self.slice_at(tuple(map(floordiv, optimum.cost, self.feasible.step)))
 
     def slice_at(self, cost: Cost) -> int | None:
-        """Return the number of the slice that contains members of this cost, in steps, or None."""
+        """Return the number of the slice that contains a cost, given in units of `FeasibleSpace.step`, or None."""
         return next((number for number, part in enumerate(self.slices) if part.holds(cost)), None)
 
     def emptiest(self, members: Iterable[Member], rng: np.random.Generator) -> list[int]:

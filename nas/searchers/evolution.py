@@ -1,4 +1,4 @@
-"""Regularised evolution: mutation and crossover of the best fronts so far, spread over costs."""
+"""Evolution: mutation and crossover of members of the best fronts so far, spread over costs."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import final

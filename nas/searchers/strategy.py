@@ -140,7 +140,7 @@ class Strategy(ABC):
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
-        """Propose `size` members within the budget that fold to different models, none of them that of a seen member.
+        """Propose `size` members within the budget, whose folded models differ from each other and from seen ones.
 
         Fewer mean that there are no more, which ends the search. rng: the only source of randomness, so that proposals
         can be reproduced. seen: every member that was proposed before. trained: results and predictions so far, in a

@@ -71,9 +71,9 @@ class Features:
     """The features of members and the prior of their weights, made by `features_of`.
 
     Layers are numbered as in `stages`. sub_layer_forms: layer x 2, the numbers of the forms of its attention and its
-    FFN. kept: layer x 2, as the function `kept`. live_norms: number of live norms of each layer. base: prior of the
-    log-perplexity when neither attentions nor FFNs are scarce. blocks: depth x layer x 2, ln(1 + block score), since
-    the largest losses recover most; or None. unit: of WORTHS, nats.
+    FFN. kept: layer x 2, share of its heads, and whether its FFN is nonlinear. live_norms: number of each layer's live
+    norms. base: prior of the log-perplexity when neither attentions nor FFNs are scarce. blocks: depth x layer x 2,
+    ln(1 + block score), since the largest losses recover most; or None. unit: factor by which WORTHS are multiplied.
     """
 
     stages: Stages
@@ -183,7 +183,7 @@ def gap_shares_closed(has_attention: Bools) -> Floats:
 
 
 def features_of(stages: Stages, problem: SearchProblem) -> Features:
-    """Build the features of a problem's space."""
+    """Build the features of a problem's space. stages: its layers by depth."""
     halves = [sub_layer_forms(layer) for layer in stages.layers]
     numbers = {form: number for number, form in enumerate(dict.fromkeys(form for both in halves for form in both))}
     blocks = None
@@ -237,8 +237,8 @@ class Observations(NamedTuple):
 class Posterior(NamedTuple):
     """Posterior distribution of the weights, and the standard deviation of the discrepancy of a member.
 
-    mean: one per feature. root: of the covariance, features x features, computed from the Cholesky factors of prior and
-        precision, both far from singular, so that draws are the same on every machine.
+    mean: one per feature. root: square root of the covariance, features x features, from the Cholesky factors of prior
+        and precision, both far from singular, so that draws are the same on every machine. discrepancy: nats.
     """
 
     mean: Floats
@@ -246,7 +246,7 @@ class Posterior(NamedTuple):
     discrepancy: float
 
     def predict(self, rows: Floats) -> "PredictiveDistribution":
-        """Predict members with these features."""
+        """Predict the log-perplexity of members. rows: their features, members x features."""
         rooted = rows @ self.root
         return PredictiveDistribution(rooted, rows @ self.mean, (rooted**2).sum(axis=1), rooted, self.discrepancy)
 
@@ -310,7 +310,7 @@ class _Whitened(NamedTuple):
 
 
 def fit(features: Features, known: Observations) -> Posterior:
-    """Return the posterior of the weights, at the most probable of PAIRS.
+    """Return the posterior of the weights for the most probable pair of standard deviations in PAIRS.
 
     The algebra is over features, because a long search has more observations than features.
     """

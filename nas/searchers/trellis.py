@@ -5,8 +5,8 @@ In every generation:
 1. For draws of weights from the posterior of the surrogate, and for its mean, the best architectures at every cost are
    computed. Before anything is trained, the posterior is the prior: block scores and a few global features.
 2. These and some random members are evaluated at low fidelity, those first whose expected hypervolume improvement times
-   probability of completion is largest; other members count at their predicted losses. The very first one gets its
-   final training, so that there is a front early.
+   probability of completion is largest. Members that are in training, or could be promoted, count as if they had ended
+   with their predicted losses. The very first member gets its final training, so that there is a front early.
 3. Evaluated members that are expected to add most to the front of final results are promoted, at the ratio
    `RemainingBudget.per_end`.
 """
@@ -165,7 +165,7 @@ class AcquisitionBatch:
     def suggestions(
         self, size: int, *, num_new: int, num_standing: int, remaining: RemainingBudget
     ) -> list[Suggestion]:
-        """Return at most `size` trainings, as chosen. num_new, num_standing: of `members`, new and to be promoted."""
+        """Return at most `size` trainings. num_new, num_standing: how many of `members` are new, or may be promoted."""
         new, standing = list(range(num_new)), list(range(num_new, num_new + num_standing))
         for place in range(num_new + num_standing, len(self.members)):
             self._take(place)

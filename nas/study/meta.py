@@ -1,4 +1,4 @@
-"""What a run is made with besides its configuration: written at its start, checked when it is resumed."""
+"""The `Meta` of a run, its facts beside the configuration: written at its start, checked when it is resumed."""
 
 import math
 import os
@@ -37,12 +37,12 @@ def new_meta(
     device: str = "cpu",
     read: tuple[Reading, ...] = (),
 ) -> Meta:
-    """Return the meta of a new run. device: where the parent is validated. read: as in `DocumentSource`.
+    """Return the `Meta` of a new run. device: where the parent is validated. read: which files of `data` were read.
 
     Raises UserError if a split of the corpus has no sequence.
 
     N-gram baselines count the tokens that candidates are trained on, or with a parent the whole training split, since
-    the parent has seen it. Other text of the parent is not counted.
+    the parent may have seen it. Text that only the parent has seen is not counted.
     """
     assert config.budget.latency_s is not None
     recipe = study_recipe(config, parent and parent.distillation)
@@ -105,7 +105,7 @@ def parent_result(
 
 
 def checked_meta(run: Run, config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
-    """Return the meta of a run to resume, with the present budget.
+    """Return the `Meta` of a run to resume, with the present budget in the reference point of its hypervolume.
 
     Raises UserError if the cost model, corpus or tokenizer differs from that of the run.
     """

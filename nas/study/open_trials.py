@@ -54,7 +54,7 @@ def start_trials(
 ) -> Trials:
     """Write the run's files, score the blocks of the parent, and open the trials.
 
-    on_end: as in `Trials`. budget: time budget, which may reduce the tokens of a run without trials.
+    on_end: called with the record of every trial that ended. budget: may reduce the tokens of a run without trials.
 
     Raises UserError if saved block scores or the ledger are damaged, StoppedError if the time limit will pass before
     any training.
@@ -105,7 +105,7 @@ def _blocks(study: ResolvedStudy, console: Console, budget: TimeBudget) -> Block
 
 
 def affordable(study: ResolvedStudy, budget: TimeBudget) -> Meta:
-    """Return the meta of a study without trials, with fewer training tokens if LEAST_ENDS candidates would not end.
+    """Return the `Meta` of a new run, with fewer training tokens if LEAST_ENDS candidates would not end in time.
 
     All candidates get the same number of tokens, at least LEAST_SHARE of the planned ones, because losses after
     different numbers do not compare. A number that the user has set stays. The speed of trainings is measured on the
@@ -148,7 +148,7 @@ def open_trials(
     """Return the trials of a run, after replaying its ledger.
 
     Baselines are the published rows with LayerNorm that exceed the budget, except the parent. blocks: the parent's
-    block scores, for searchers that use them. on_end: as in `Trials`.
+    block scores, for searchers that use them. on_end: called with the record of every trial that ended.
 
     Raises UserError if the ledger is damaged before its last line, or is empty or gone although trials have begun.
     """

@@ -32,8 +32,8 @@ UNREAD = "unread"  # digest of a parent whose weights are not read
 def find_parent(name: str, begin_of_text: str = OWN_RULE) -> Parent:
     """Load a parent by a name that `load_parent` takes, by a training's folder, or as the `latest` training.
 
-    begin_of_text: as in `StudyConfig`. Raises UserError as `load_parent` does, if the tokenizer lacks the token, or if
-    a training has no whole checkpoint, still contains components of its parent, or lost its tokenizer.
+    begin_of_text: the token that begins a text, or a rule for it. Raises UserError if the model cannot be read, has no
+    tokenizer or not that token, or a training has no whole checkpoint or one that still has components of its parent.
     """
     folder = _training(name)
     found = load_parent(name) if folder is None else parent_of(str(folder), _trained(folder))
@@ -43,8 +43,8 @@ def find_parent(name: str, begin_of_text: str = OWN_RULE) -> Parent:
 def find_parent_settings(name: str) -> Parent:
     """Return an external parent from its settings alone, without weights, tokenizer and digest.
 
-    The builtin parent and trainings are loaded as `find_parent` does, since a training's weights decide its form.
-    Raises UserError as `read_parent_architecture` or, for these, as `find_parent` does.
+    The builtin parent and trainings are loaded whole, since a training's weights decide its architecture.
+    Raises UserError if the parent cannot be read or, for these two, as `find_parent` does.
     """
     if name == BUILTIN or _training(name) is not None:
         return find_parent(name)
@@ -54,8 +54,8 @@ def find_parent_settings(name: str) -> Parent:
 def find_initial(name: str, begin_of_text: str = OWN_RULE) -> Pretrained:
     """Load a model by a name that `load_initial` takes, by a training's folder, or as the `latest` training.
 
-    begin_of_text: as in `StudyConfig`. Raises UserError as `load_initial` does, if the tokenizer lacks the token or is
-    missing, or for a training as `find_parent` does.
+    begin_of_text: the token that begins a text, or a rule for it. Raises UserError as `find_parent` does, but a model
+    without tokenizer is allowed if no token is named.
     """
     folder = _training(name)
     found = load_initial(name) if folder is None else _trained(folder)
@@ -88,7 +88,7 @@ def _trained(folder: Path) -> Pretrained:
 def deployable(
     candidate: Candidate, trained: Checkpoint, tokens: Tensor
 ) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
-    """Load the model of a checkpoint, not folded, with attention bounds set on these tokens, sequences x T.
+    """Load the model of a checkpoint, not folded, with the bounds of its attention set on `tokens`, sequences x T.
 
     Returns its architecture, with exact softmax where a bounded one leaves fixed-point range; its weights by node of
     the op graph, with a tied output table written out; and a sentence for each layer whose bounded softmax was

@@ -109,8 +109,8 @@ def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: b
     run: the run to resume, or None for a new study. reads_weights: whether an external parent's weights and tokenizer
         are loaded too, as a training needs them, or only its settings.
 
-    The parent decides what a new study leaves open: the space if the default one has another block, the scale if the
-    parent has another size, and budgets given as shares of its cost.
+    The parent decides what a new study leaves open: the space if the default one has another block or other dimensions,
+    the scale if the parent has not the proxy's head size and vocabulary, and budgets given as shares of its cost.
 
     Raises UserError for a space, protocol or parent that cannot be read or has no cost, a parent that candidates cannot
     start from, or an unknown searcher.

@@ -125,7 +125,7 @@ class _Asker(_Unpickled, Searcher):
     def suggest(self, trial_id: str) -> Any:
         """Return the next trial, None if there is none yet, or FINISHED if no more will come.
 
-        It is plain data, because Tune derives resources from a copy.
+        The trial is returned as plain data, because Tune derives resources from a copy.
         """
         self._plan()
         if self._trials.halted:

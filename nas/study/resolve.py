@@ -282,12 +282,12 @@ def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus) -> FeasibleSp
 
 
 def device_of(config: StudyConfig) -> str:
-    """Return the device on which this process scores and validates the parent: that of trials, if available here."""
+    """Return the device on which this process scores and validates the parent: the trials' if it is here, else cpu."""
     return "cuda" if config.gpus_per_trial and torch.cuda.is_available() else "cpu"
 
 
 def memory_lines(priced: PricedStudy) -> list[str]:
-    """Estimate the memory of a study's largest training, on a CPU and, if it may use one, on a GPU in its precision."""
+    """Return lines with the estimated memory of a study's largest training on a CPU and, if it may use one, a GPU."""
     config, run = priced.config, priced.run
     recipe = run.meta.recipe if run is not None else study_recipe(config, priced.parent and priced.parent.distillation)
     largest = Candidate(architecture=priced.feasible.space.base, recipe=recipe)

@@ -43,7 +43,7 @@ class Resources:
 
     Attributes:
         slots: trials that the nodes can run at a time.
-        max_concurrent: trials that may run at a time; None for as many as the nodes can, to which more may be added.
+        max_concurrent: trials that may run at a time; None for as many as the nodes can, also new ones that join.
         num_gpus: GPUs of this machine that Ray gets; 0 on a cluster, or if trials train on the CPU.
         gpus_per_trial: share of a GPU per trial; 0 for none.
         threads_per_trial: threads, and cores, of a trial.
@@ -59,6 +59,7 @@ class Resources:
 
     @property
     def at_a_time(self) -> int:
+        """Number of trials that run at a time."""
         return self.max_concurrent or self.slots
 
 
@@ -68,9 +69,9 @@ def this_machine() -> Node:
 
 
 def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
-    """Return resources for as many trials as there are cores, on GPUs as many as can share these, or fewer if asked.
+    """Return resources for as many trials at a time as the cores and GPUs of the nodes allow, or fewer if asked.
 
-    If there are GPUs, each trial has one, unless `config` says otherwise. Raises UserError if GPUs are asked for but
+    By default, a trial has one thread and, if there are GPUs, one GPU. Raises UserError if GPUs are asked for but
     missing, no trial fits on a node, or this machine cannot run as many trials at a time as asked.
     """
     num_gpus = sum(node.num_gpus for node in nodes)
@@ -113,8 +114,8 @@ def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
 def resolved(config: StudyConfig, resources: Resources) -> StudyConfig:
     """Set `generation_size` and `gpus_per_trial` of a new run by the machine where it begins; a resumed run keeps them.
 
-    By default, a generation has half of the slots, since two are in training at once, but at most a quarter of the
-    trials, and at least GENERATION_SIZE. `--max-concurrent` is ignored, so that it changes no result.
+    By default, a generation has half as many trials as there are slots, since two are in training at once, but at most
+    a quarter of all trials, and at least GENERATION_SIZE. `--max-concurrent` is ignored, so that it changes no result.
     """
     half, learning = math.ceil(resources.slots / 2), config.num_trials // LEAST_GENERATIONS
     size = config.generation_size or max(GENERATION_SIZE, min(half, learning))
@@ -141,8 +142,8 @@ def best_share(gpu: Mapping[int, float], num_gpus: int, on_cores: float | None) 
 
     More trainings share a GPU only if that is faster by GAIN.
 
-    gpu: tokens a second of all trainings on one GPU, by their number. on_cores: tokens a second of one training on each
-        core of the machine, as if they did not slow each other; None if trials may not run on the CPU.
+    gpu: total tokens a second of the trainings on one GPU, by their number. on_cores: total tokens a second of one
+        training per core, as if they did not slow each other; None if trials may not run on the CPU.
     """
     best = _worthwhile(gpu)
     return 0.0 if on_cores is not None and on_cores >= num_gpus * gpu[best] else 1 / best
@@ -157,12 +158,12 @@ def _worthwhile(rates: Mapping[int, float]) -> int:
 
 
 def choose_threads(config: StudyConfig, resources: Resources, node: Node, candidate: Candidate) -> int:
-    """Choose the threads of a trial of a new search, and log the reason if there may be several.
+    """Return the number of threads per trial of a new search; log the reason if there were several to choose from.
 
-    At a small scale, on GPUs and on a cluster it is one. Otherwise the cores that two generations leave idle are
-    divided among their trials, as far as a measurement finds that faster; a short search does not measure.
+    It is 1 at a small scale, on GPUs, on a cluster, and if the time budget is too short to measure. Otherwise the cores
+    that two generations leave idle are divided among their trials, as far as a measurement finds that faster.
 
-    config: result of `resolved`. resources: for trials of one thread. candidate: the largest one.
+    config: result of `resolved`. resources: for trials of one thread. node: this machine. candidate: the largest one.
     """
     assert config.generation_size is not None
     most = node.num_cpus // min(resources.slots, 2 * config.generation_size, config.num_trials)
@@ -187,7 +188,7 @@ def choose_threads(config: StudyConfig, resources: Resources, node: Node, candid
 
 
 def choose_share(config: StudyConfig, node: Node, candidate: Candidate) -> float:
-    """Choose the share of a GPU per trial of a new search on this machine, which has GPUs, and log the reason.
+    """Return the share of a GPU per trial of a new search on this machine, which has GPUs; 0 for the CPU. Logs why.
 
     At a small scale a GPU waits for its host between operations, and many cores train faster together. So the CPU is
     used, unless the GPU is known to be faster, or the search is so long that measuring both is worth its time.

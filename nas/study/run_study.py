@@ -1,4 +1,4 @@
-"""Runs a study from prepared data to a finished run folder, for `nas.search`.
+"""Runs a study from its priced space to a finished run folder, for `nas.search`.
 
 torch, Ray and matplotlib each take a second to import, so each is imported when a study needs it.
 """
@@ -42,8 +42,8 @@ def run_study(
     began_s: when the time budget began, on the clock of `time.monotonic`.
     on_start: called with the folder once it is a run, before any trial begins. on_end: called with the record of every
         trial that ended in this process, once it is in the ledger, except for failures that are tried again.
-    Raises UserError for bad input, InfeasibleError as `resolve_study` does, StoppedError or OSError if the run cannot
-    continue now (it can be resumed) or no trial completed.
+    Raises UserError for bad input, InfeasibleError if no member within the budget stays within fixed-point range,
+    StoppedError or OSError if the run cannot continue now (it can be resumed) or no trial completed.
     """
     from nas.study.open_trials import start_trials  # torch
     from nas.study.resolve import resolve_study

@@ -1,7 +1,7 @@
-"""The schedule of trials: candidates in generations, then more seeds for the front, behind ask and tell.
+"""The schedule of trials, with an ask-and-tell interface: candidates in generations, then more seeds for the front.
 
-A candidate gets a low-fidelity evaluation, up to the first rung, or its final training. A promoted candidate is asked
-for again, and continues from its checkpoint.
+A candidate begins with a low-fidelity evaluation, which stops at the first rung, or with its final training. If it is
+promoted, it is asked for again, and continues from its checkpoint.
 
 Proposals are reproducible without a time budget: generation g depends only on the configuration, on g and on the
 results of generations up to g - 2, in any order of arrival. The lag keeps workers busy while a generation finishes.
@@ -51,8 +51,8 @@ class TrialSchedule:
         num_trials: candidates that get the final training.
         num_proxy_evals: candidates that get a low-fidelity evaluation.
         baselines: members to train for comparison, in a run that has proposed nothing yet.
-        finalist_seeds: most further seeds of a member of the front, once all candidates have ended.
-        most_replicates: most further seeds in all.
+        finalist_seeds, most_replicates: most further seeds of a member of the front, and of all members together.
+        generation_size: number of candidates in a generation.
         reference: reference point of the hypervolume.
         parent_loss: the parent's validation loss, nats; None from scratch.
         known: proposals in the ledger. They are kept even where this version would propose others.
@@ -195,9 +195,9 @@ class TrialSchedule:
         return min(self._untold.values(), default=generation) > generation - LAG
 
     def trained(self, generation: int | None = None) -> list[Observation]:
-        """Return results and predictions of candidates of generations up to this one (None: all), as proposed.
+        """Return results or predictions of candidates, in order of proposal, without those that failed.
 
-        Those that failed are left out.
+        generation: the last one that is included; None for all.
         """
         asked: dict[int, list[Suggestion]] = {}
         for proposal in self.proposals:
@@ -266,7 +266,7 @@ def losses_after_proxies(results: Sequence[Observation], parent_loss: float | No
 def next_round(
     results: Sequence[Observation], asked: Collection[Key], *, seeds: int, most: int, size: int, reference: Point
 ) -> list[Key]:
-    """Return the keys of the replicates to train next, at most `size`, most valuable first; none if none is wanted.
+    """Return the keys of the replicates to train next, at most `size`, most valuable first; none if none are wanted.
 
     results: of candidates and replicates that have ended. asked: earlier replicates. seeds: most replicates of a
         member. most: most replicates in all. reference: reference point of the hypervolume.

@@ -44,7 +44,7 @@ FILE_NAME = "throughput.json"
 
 @contextmanager
 def threads(num: int) -> Iterator[None]:
-    """Set the number of torch's threads, so that the numbers of a search do not depend on the machine."""
+    """Set the number of torch's threads in a `with` block, so that results do not depend on the machine's cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:
@@ -58,8 +58,8 @@ def training_rate(
 ) -> float:
     """Return the tokens a second of one training in this process.
 
-    num_beside: processes that keep a core busy meanwhile, as other trials would. window_s: seconds to measure,
-        by default WINDOW_S.
+    num_beside: number of processes that each keep a core busy meanwhile, as other trials would. window_s: seconds to
+        measure, by default WINDOW_S.
     """
     keep_freed_memory()
     with ExitStack() as stack:
@@ -116,13 +116,13 @@ def serve() -> None:
 
 
 def kept_rates(candidate: Candidate, device: str) -> dict[int, float] | None:
-    """Return the rates that `keep_rates` wrote for this device, by its name, and a candidate of this shape, or None."""
+    """Return the rates that `keep_rates` wrote for a device of this name and a candidate of this shape, or None."""
     kept = _kept().get(_key(candidate, device))
     return None if kept is None else {int(count): rate for count, rate in kept.items()}
 
 
 def keep_rates(candidate: Candidate, device: str, rates: Mapping[int, float]) -> None:
-    """Write rates to the cache for later searches, if the cache can be written."""
+    """Write rates (tokens a second, by number of trainings or threads) to the cache, if it can be written."""
     with suppress(OSError):
         path = default_cache_dir() / FILE_NAME
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -70,9 +70,9 @@ def num_equivalent_steps(scale: Scale, share: float = 1.0) -> float:
 
 
 def paced(stop: Callable[[], bool], tell: Callable[[Pace], None], phases: Mapping[str, float]) -> Callable[[], bool]:
-    """Return a function to call after every step, which returns `stop()` and sometimes passes the pace to `tell`.
+    """Return a function to call after every step, which returns `stop()`, and every TOLD_EVERY_S tells the pace.
 
-    phases: seconds of the phases before the first step.
+    phases: seconds of each phase before the first step, by name. tell: called with the pace, first after FIRST_TOLD_S.
     """
     began_s, since_s, num_steps, wait_s = time.monotonic(), 0.0, -1, FIRST_TOLD_S
 
@@ -98,7 +98,7 @@ class Needs(NamedTuple):
 
     @property
     def rest_s(self) -> float:
-        """Seconds of a final training that continues an evaluation, after a start of its own."""
+        """Seconds of a final training that continues an evaluation, including a start of its own."""
         return self.end_s - self.short_s + self.start_s
 
     def of(self, training: Suggestion | Record, evaluated: Collection[int]) -> float:
@@ -113,12 +113,12 @@ def fitting(
 ) -> Trainings:
     """Return how many of the planned trainings fit in the seconds that are left.
 
-    Evaluations keep their share of the trainings, unless at most ENOUGH candidates would end: then there are only those
-    that fit with SPARE time.
+    The planned ratio of evaluations to final trainings is kept, unless at most ENOUGH candidates would end: then there
+    are only as many evaluations as would fit if everything took SPARE times as long.
 
-    busy_s: seconds that trainings in progress still take, added up. places: trainings at a time. most: planned
-        trainings. num_ended: candidates whose final training was already asked for. num_evaluated: candidates that
-        could be promoted at once.
+    busy_s: seconds that trainings in progress or already proposed still take, added up. places: trainings at a time.
+        most: planned trainings that were not asked for yet. num_ended: candidates whose final training was already
+        asked for. num_evaluated: candidates that could be promoted at once.
     """
     rest_s, room_s = needs.rest_s, places * left_s - busy_s
     for ends in range(most.ends, 0, -1):
@@ -137,7 +137,7 @@ class TimeBudget:
     """The seconds of a run, counted from the start of the command, and what took them.
 
     seconds: planned time of the run; None without a budget. began_s: start of the command, on the clock of
-    `time.monotonic`. limit_s: time after which the run ends in any case.
+    `time.monotonic`. limit_s: seconds after which the run ends in any case; None without a limit.
     """
 
     def __init__(self, seconds: float | None, began_s: float, limit_s: float | None = None) -> None:
@@ -171,13 +171,13 @@ class TimeBudget:
         return ", ".join(f"{phase} {format_seconds(s)}" for phase, s in self._phases.items() if s >= LEAST_SHOWN_S)
 
     def mark(self, phase: str) -> None:
-        """Count the time since the last mark as that of this phase; a phase counts only the first time it ends."""
+        """Count the time since the last mark for a phase that ends now; does nothing if the phase ended before."""
         if phase not in self._phases:
             now_s = time.monotonic()
             self._phases[phase], self._marked_s = now_s - self._marked_s, now_s
 
     def prepare(self, share: float = 1.0) -> None:
-        """Predict when a phase before any training ends. share: how much of it is done.
+        """Predict when a phase before any training ends. share: how much of the phase is done, from 0 to 1.
 
         Logs once if that exceeds the time budget. Raises StoppedError if it exceeds the limit.
         """

@@ -19,7 +19,7 @@ from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_candidate
-from nas.run.ledger import Record, Status, TrialKey, price_columns
+from nas.run.ledger import Record, Status, TrialKey, deployed_of, price_columns
 from nas.run.members import is_feasible
 from nas.searchers.strategy import Observation, Suggestion
 from nas.study.schedule import LAG, TrialSchedule
@@ -28,7 +28,7 @@ from search_spaces.architecture import Architecture, arch_id
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import price_architecture
 from search_spaces.deployed import deployed
-from search_spaces.notation import Member, parse_deployed, placement
+from search_spaces.notation import Member, placement
 
 Device = Literal["cpu", "cuda"]
 
@@ -89,10 +89,10 @@ class Trial:
         second: Sequence[DocumentLoss] = (),
         agreement: Agreement | None = None,
     ) -> Record:
-        """Return the final record, without the verified cost.
+        """Return the final record, without the cost of the verified form, which `Trials.happened` adds.
 
-        measured: what training reported. verified: what the weights fold to. second: losses on the second corpus.
-        agreement: with the parent.
+        measured: the last validation or the outcome, if any. verified: what the weights fold to. second: losses on the
+        second corpus. agreement: with the parent.
         """
         record = replace(
             self._measured(measured),
@@ -175,7 +175,7 @@ class Trials:
     def next_trial(self) -> Trial | None:
         """Return the next trial, or None if there is none now; pass results that the ledger has to the schedule.
 
-        Raises UserError if the first results in the ledger are of other candidates than this configuration proposes.
+        Raises UserError if this configuration proposes other candidates than those of the first results in the ledger.
         """
         if self._again:
             return self._handed_out(self._again.pop(0))
@@ -224,7 +224,7 @@ class Trials:
             return
         self._losses.pop(key, None)
         if record.deployed != trial.record.deployed and record.deployed is not None:
-            folded = parse_deployed(record.deployed, self.feasible.space.base)
+            folded = deployed_of(record, self.feasible.space.base)
             record = replace(record, **price_fields(folded, self.feasible))
         if not self._write(record) or record.event != "finished":
             return

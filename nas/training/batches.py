@@ -1,4 +1,4 @@
-"""Batches for training, which depend on corpus, seed and step alone, batches for validation, and validation."""
+"""Training batches, which depend on corpus, seed and step alone, validation batches, and validation of a model."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,8 +27,8 @@ AHEAD = 2  # batches: one in the making while another waits
 class Validation(NamedTuple):
     """Result of a validation.
 
-    loss: nats per token, weighted by document. head_means: by layer, mean row entropy of each head, nats. documents:
-        share of the loss and nats per token of each.
+    loss: nats per token, the weighted mean over documents. head_means: mean row entropy of each head in nats, a tensor
+        per layer. documents: weight in the loss, and nats per token, of each document.
     """
 
     loss: float
@@ -43,14 +43,14 @@ def train_batch(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: in
 
 
 def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> list[int]:
-    """Return the sequences of step 0, 1, ...: each once per epoch, in an order drawn with seed and epoch."""
+    """Return the indices of the sequences of step 0, 1, ...: each once per epoch, in an order drawn for the epoch."""
     count = num_sequences(corpus, "train", seq_len)
     places = range(step * batch, (step + 1) * batch)
     return [int(epoch_order(seed, place // count, count)[place % count]) for place in places]
 
 
 def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Return batches of inputs and targets, in all about `tokens` tokens (`held_out_targets`); None for the scale's."""
+    """Return batches of inputs and targets, about `tokens` tokens in all; None for the scale's `validation_tokens`."""
     batch, seq_len = scale.micro_batch, scale.seq_len
     targets = held_out_targets(corpus, seq_len, tokens or scale.validation_tokens)
     sequences = gather(corpus, "validation", targets.indices, seq_len)
@@ -58,10 +58,7 @@ def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) 
 
 
 class Prefetched(Generic[T]):
-    """Makes batches in a thread, `make(step)` up to AHEAD steps early, so that a GPU does not wait.
-
-    Errors are raised when their step is requested.
-    """
+    """Called with a step, returns `make(step)`, or raises its error, and makes the next AHEAD batches in a thread."""
 
     def __init__(self, make: Callable[[int], T]) -> None:
         self._make = make
@@ -75,12 +72,13 @@ class Prefetched(Generic[T]):
         return self._started.pop(step).result()
 
     def close(self) -> None:
+        """Stop making batches, without waiting for the one in progress."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 @torch.no_grad()
 def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = None) -> Validation:
-    """Validate a model on about `tokens` tokens, by default the scale's, the same for every model and seed."""
+    """Validate a model on about `tokens` tokens, by default the scale's; they are equal for every model and seed."""
     device = model.embed.weight.device
     targets_of = held_out_targets(corpus, scale.seq_len, tokens or scale.validation_tokens)
     losses: list[NDArray[np.float64]] = []
@@ -99,7 +97,7 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = 
 
 @torch.no_grad()
 def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale, tokens: int = COMPARED) -> Agreement:
-    """Compare a model with its parent, on one device, on about `tokens` validation tokens, or the scale's if fewer."""
+    """Compare a model and its parent, on one device, on about `tokens` validation tokens, or the scale's if fewer."""
     device, sums, count = model.embed.weight.device, np.zeros(2), 0
     for inputs, _ in validation_batches(corpus, scale, min(tokens, scale.validation_tokens)):
         ours, theirs = (
@@ -119,7 +117,7 @@ def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]
 
 
 def check(candidate: Candidate, corpus: Corpus) -> None:
-    """Raise UserError if a split has no sequence of the recipe's length, or the tokenizer exceeds the vocabulary."""
+    """Raise UserError if the corpus lacks sequences of the recipe's length, or its vocabulary exceeds the model's."""
     scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
     require_chunks(corpus, scale.seq_len)
     if corpus.vocab_size > vocab_size:

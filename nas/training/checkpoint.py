@@ -1,9 +1,9 @@
 """Checkpoints of a trial: complete or absent, verified when read, never pickled.
 
 `checkpoints/step-000000128/` has `weights.safetensors` (the model), `optimizer.safetensors` (the state of the optimizer
-and other trained values) and `state.json` (identity, progress, SHA-256 of the other two). It is written under another
-name and renamed. The previous checkpoint is kept as a fallback; older ones are removed. After the end of a training
-only `step-000000128-end/` is kept, without `optimizer.safetensors`.
+and other trained values) and `state.json` (identity, progress, SHA-256 of the other two). The folder is written under
+another name and then renamed. The previous checkpoint is kept as a fallback; older ones are removed. After the end of a
+training only `step-000000128-end/` is kept, without `optimizer.safetensors`.
 """
 
 import hashlib
@@ -36,9 +36,9 @@ STATE_FILE = "state.json"
 class Checkpoint:
     """The state of a trial between two steps.
 
-    identity: candidate, corpus and seed, which must be equal on resuming. progress: plain JSON data of the training
-        loop. weights: as from `stored_weights`. optimizer: states of the optimizers and other trained values; None if
-        the training has ended, so that it cannot be resumed. device: kind of device (`kind_of`) it was trained on; None
+    identity: candidate, corpus and seed, which must be equal on resuming. progress: a `TrainingProgress` as JSON data.
+        weights: as from `stored_weights`. optimizer: states of the optimizers and other trained values; None if the
+        training has ended, so that it cannot be resumed. device: the kind of device that trained it (`kind_of`); None
         in old checkpoints, which did not record it.
     """
 
@@ -52,10 +52,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingProgress:
-    """Progress of a run, stored in its checkpoints beside tensors; plain data.
+    """Progress of a run, as plain data that checkpoints store beside tensors.
 
-    initial_loss: loss of the first step or, if larger, of the best model without context, since given weights start
-        low. losses: those of the last steps. Both are training losses in nats per token, for the divergence rule.
+    initial_loss, losses: training losses in nats per token for the divergence rule, namely the loss of the first step
+        or, if larger, that of unigram frequencies (given weights start low), and the losses of the last steps.
     """
 
     step: int = 0
@@ -106,9 +106,9 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Checkpoint | None:
-    """Return the newest whole checkpoint, or None; damaged ones are skipped with a warning.
+    """Return the newest whole checkpoint, or None if there is none; damaged ones are skipped with a warning.
 
-    Raises UserError if it belongs to another candidate, corpus or seed than `identity`.
+    Raises UserError if it belongs to another candidate, corpus or seed than `identity`; None accepts any.
     """
     for folder in _by_age(trial):
         try:

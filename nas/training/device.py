@@ -36,11 +36,11 @@ def usual_device() -> Device:
 
 
 def on_device(changes: RecipeChanges, device: str, scale: ScaleName) -> RecipeChanges:
-    """Return the changes with the precision of a new training, so that it stays the same when resumed elsewhere.
+    """Return the requested changes with the precision of a new training, which is kept when resumed on other devices.
 
-    The default is bfloat16 products, with weights, sums and loss in float32, on a GPU and, at scales of real models, on
-    a CPU with units for them; else None on a CPU. A GPU without such units trains in float32 even if bfloat16 was
-    requested. The log says if bfloat16 is chosen on a CPU, or does not suit the device.
+    By default, products are in bfloat16 (weights, sums and loss in float32) on a GPU and, at scales of real models, on
+    a CPU with units for bfloat16. On other CPUs the precision stays None. A GPU without such units trains in float32
+    even if bfloat16 was requested. The log says if bfloat16 is chosen on a CPU, or does not suit the device.
     """
     if changes.precision not in (None, "bfloat16"):
         return changes
@@ -61,25 +61,25 @@ def on_device(changes: RecipeChanges, device: str, scale: ScaleName) -> RecipeCh
 
 
 def lowered(candidate: Candidate, device: str, changes: RecipeChanges = UNCHANGED) -> Candidate:
-    """Return a candidate in the precision that it has on a device. changes: those requested; only precision counts."""
+    """Return a candidate with the precision of `on_device`. changes: those requested; only their precision counts."""
     precision = on_device(changes, device, candidate.recipe.scale.name).precision
     recipe = candidate.recipe if precision is None else replace(candidate.recipe, precision=precision)
     return replace(candidate, recipe=recipe)
 
 
 def kind_of(device: str, precision: Precision) -> str:
-    """Return the kind of a device; between kinds, the numbers of a training differ by more than float32's rounding."""
+    """Return the kind of a device. Numbers of trainings on different kinds differ by more than float32's rounding."""
     kind = torch.device(device).type
     return f"{kind} with bfloat16 units" if kind == "cpu" and precision == "bfloat16" and has_bf16_units() else kind
 
 
 def layer_function(recipe: Recipe, device: str) -> LayerFunction:
-    """Return the function that runs the layers of a training step; layers that are recomputed are not compiled."""
+    """Return the function that calls a layer in a training step: compiled if possible, unless layers are recomputed."""
     return nn.Module.__call__ if recipe.recompute else compiled(_layer, recipe, device, nn.Module.__call__)
 
 
 def compiled(function: F, recipe: Recipe, device: str, eager: F | None = None) -> F:
-    """Return compiled code of a function if the recipe and device allow it, else the function, or `eager` if given."""
+    """Return compiled code of a function if the recipe and device allow it, else `eager` or, if None, the function."""
     backend, plain = BACKENDS.get(torch.device(device).type), eager or function
     if recipe.compile == "off" or backend is None:
         return plain

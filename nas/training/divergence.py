@@ -1,10 +1,10 @@
 """When a run counts as diverged, and where in the model; docs/training.md has both rules.
 
-A run diverges if a loss or gradient is not finite, or if each of its last `WINDOW` losses exceeds its initial one: it
-is then worse than untrained, not because of a spike or one batch. The second rule holds after warm-up or, with a
-distillation schedule, which may remove parts at once, in the second half of the steps.
+A run diverges if a loss or gradient is not finite, or if each of its last `WINDOW` losses exceeds its initial one: the
+model is then worse than untrained, not because of a spike or one batch. The second rule counts losses after warm-up or,
+with a distillation schedule, which may remove parts at once, in the second half of the steps.
 
-On a GPU most steps do not wait for their numbers, which are judged some steps later (`Readings`).
+On a GPU the host does not wait for the numbers of most steps, but judges them some steps later (`Readings`).
 """
 
 import math
@@ -33,7 +33,7 @@ def above_start(losses: Sequence[float], initial: float) -> bool:
 def nonfinite_step(
     objective: nn.Module, batches: Iterable[Tensor], loss: float, gradient_norm: float
 ) -> tuple[str, str] | None:
-    """Return why a step is not finite, a format string of `step` and `layer`, and the layer; None if all is finite.
+    """Return why a step is not finite (a format string with `step` and `layer`) and the layer; None if all is finite.
 
     objective: with the gradients of the step. batches: the step's tokens, each batch x T.
     """
@@ -51,7 +51,7 @@ def nonfinite_step(
 
 
 def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> str:
-    """Name the first module to run, of those without submodules, with an output that is not finite; or "the model"."""
+    """Name the first module without submodules whose output is not finite, in order of execution, or "the model"."""
     broken: list[str] = []
 
     def check(name: str, module: nn.Module, inputs: object, output: object) -> None:
@@ -79,12 +79,12 @@ def steepest_module(model: nn.Module) -> str:
 class Readings:
     """A queue of the numbers of steps that the host has not read yet.
 
-    Without a lag, the numbers of a step are read before weights change. With one, the device applies the rules of
-    `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks one and stays 1, and optimizers
-    with `halted` as `found_inf` change nothing. The host finds out when it reads that step.
+    Without a lag, the numbers of a step are read before weights change. With a lag, the device applies the rules of
+    `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks a rule and stays 1, and
+    optimizers with `halted` as `found_inf` change nothing. The host finds out when it reads that step.
 
     lag: number of steps that `take` leaves unread. losses, initial_loss: those of earlier steps, as in
-        `TrainingProgress`. least_initial: least value of the initial loss, nats per token.
+        `TrainingProgress`. least_initial: lower bound of the initial loss, nats per token.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Readings:
     def take(self, *, everything: bool) -> Iterator[list[float]]:
         """Remove queued steps, oldest first, and yield the numbers of each: loss, penalty, gradient norm, `halted`.
 
-        everything: whether to take all steps; otherwise the newest `lag` stay. Waits until a step's numbers are here.
+        everything: whether to take all steps; otherwise the newest `lag` stay. Waits for numbers that are not here yet.
         """
         while len(self._queue) > (0 if everything else self.lag):
             values, event = self._queue.popleft()
@@ -141,7 +141,7 @@ class Readings:
 
 
 def turning_points(recipe: Recipe, model: Decoder) -> set[int]:
-    """Return the steps that are judged at once: rungs, and steps after which norms, gates or FFNs change too."""
+    """Return the steps that are judged at once: those before validations and before changes of norms, gates or FFNs."""
     num_steps = recipe.scale.num_steps
     points = {*recipe.scale.rung_steps, *freezing_steps(list(frozen_norms(model)), recipe.freezing, num_steps).values()}
     if recipe.distillation is not None:

@@ -21,10 +21,10 @@ TOKENIZER_FOLDER = "tokenizer"
 class TrainingManifest:
     """The candidate and data of a training.
 
-    corpus: its fingerprint. tokenizer, split: used for perplexities. created: UTC. versions: of packages. command:
-        arguments of `python -m nas.train`. ngrams: n-gram baselines on the same tokens. begin_of_text: the token with
-        which sequences begin; None without. source: digest of the weights that it started from; None if from scratch.
-        read: what was read of folders of text, and what was not.
+    corpus: fingerprint of the data. tokenizer, split: names of those used for perplexities. created: time in UTC, ISO
+        8601. versions: versions of packages by name. command: arguments of `python -m nas.train`. ngrams: n-gram
+        baselines on the same tokens. begin_of_text: the token that begins each sequence; None for no such token.
+        source: `digest_of` the initial weights; None if random. read: what was read and left out of folders of text.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -48,7 +48,7 @@ def is_training(folder: Path) -> bool:
 
 
 def training_tokenizer(folder: Path, corpus: str) -> Path:
-    """Return the folder of a training's tokenizer: its own if it has one, else that of the corpus (its fingerprint)."""
+    """Return the folder of a training's tokenizer: in its own folder or, by default, that of the corpus fingerprint."""
     own = folder / TOKENIZER_FOLDER
     return own if (own / TOKENIZER_FILE).is_file() else tokenizer_folder(corpus)
 
@@ -60,6 +60,6 @@ def write_training(folder: Path, training: TrainingManifest) -> None:
 
 
 def read_training(folder: Path) -> TrainingManifest:
-    """Read the manifest of a training. Raises UserError, naming the file, if it is damaged or of another version."""
+    """Read a training's manifest. Raises UserError, naming the file, if missing, damaged or of another version."""
     path = folder / TRAINING_FILE
     return load_file(TrainingManifest, path)

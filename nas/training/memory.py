@@ -1,4 +1,4 @@
-"""Estimates the memory of a training before it starts, on tensors without data; reports where memory ran out."""
+"""Estimate the memory of a training before it starts, with tensors without data, and report when memory runs out."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ PARENT_LOGIT_BYTES = 4  # of the teacher's
 
 
 class TooLargeError(StoppedError):
-    """The memory is too small for a micro-batch; the text says which, and what to lower."""
+    """The memory is too small for a micro-batch; the message says on which device, and what to lower."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +37,8 @@ class Memory:
 
     parent: parameters of the teacher, 0 without one; on a CPU in bfloat16, with their rounded copies. moments: states
         of the optimizers. activations: tensors saved for the gradients of a micro-batch, including the gradient of the
-        projection to the vocabulary and the weights that are rounded to bfloat16. logits: the largest chunk of logits
-        on a GPU; chunks are small on a CPU. context: memory of the CUDA context.
+        projection to the vocabulary and copies of weights in bfloat16. logits: the largest chunk of logits on a GPU; 0
+        on a CPU, where chunks are small. context: memory of the CUDA context; 0 on a CPU.
     """
 
     parameters: int
@@ -51,6 +51,7 @@ class Memory:
 
     @property
     def total(self) -> int:
+        """The sum of all parts, in bytes."""
         return sum(astuple(self))
 
     @property
@@ -61,10 +62,7 @@ class Memory:
 
 
 def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
-    """Estimate the memory of one training, without the entropies of attention.
-
-    Activations, logits and context depend on the device: compiled layers keep less for their gradients.
-    """
+    """Estimate the memory of one training, without attention entropies. On CUDA, compiled layers store less."""
     scale, is_cuda = candidate.recipe.scale, torch.device(device).type == "cuda"
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mismatch dtype", UserWarning)  # of torch, on norms in bfloat16
@@ -111,7 +109,7 @@ def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
 
 
 def require_memory(memory: Memory, available: int | None, num_trials: int = 1) -> None:
-    """Raise UserError if `num_trials` trainings at a time need more bytes than are available; None means unknown."""
+    """Raise UserError if `num_trials` trainings at once need more than the available bytes; None for unknown: pass."""
     if available is not None and num_trials * memory.total > available:
         at_a_time = f" for each of {num_trials} trials at a time" if num_trials > 1 else ""
         raise UserError(
@@ -128,7 +126,7 @@ def available_bytes(device: str) -> int | None:
 
 @contextmanager
 def raise_out_of_memory(candidate: Candidate, device: str) -> Iterator[None]:
-    """Raise TooLargeError in place of torch's errors when memory runs out."""
+    """Raise TooLargeError in place of Python's and torch's errors when memory runs out in the body."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

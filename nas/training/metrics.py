@@ -1,7 +1,7 @@
 """The training curve of a trial on disk: a row per step, also for TensorBoard, and a JSON object per diagnosed step.
 
-A resumed trial first drops rows after its checkpoint, so that all but `seconds` equals that of an uninterrupted run. A
-diagnosis costs one more forward pass of a micro-batch, and does not change the training.
+A resumed trial first drops rows after its checkpoint, so that all columns but `seconds` equal those of an uninterrupted
+run. A diagnosis costs one more forward pass of a micro-batch, and does not change the training.
 """
 
 import csv
@@ -34,13 +34,13 @@ class Diagnosis:
     """The state of a model before the update of `step`, on its first micro-batch. None stands for non-finite numbers.
 
     Attributes:
-        head_entropies: by layer and head, nats, mean over rows and sequences.
+        head_entropies: mean attention entropy over rows and sequences, in nats, by layer and head.
         quarter_shares, flags: as in `EntropySummary`; None and empty if an entropy is not finite.
-        num_nan: attention rows of each layer whose entropy is NaN.
-        gradient_norms: norms of the whole gradient before clipping, by layer and part of the model.
-        thresholds: the regulariser's, by layer and head, as shares of E_max; None without it.
+        num_nan: number of attention rows whose entropy is NaN, by layer.
+        gradient_norms: norm of the gradient before clipping, by layer or other part of the model.
+        thresholds: thresholds of the entropy regulariser, by layer and head, as shares of E_max; None without it.
         temperatures: by layer, geometric mean over positions for every head; empty without them.
-        scalars: every learned scalar by name, with one number per head if there are several.
+        scalars: learned scalars by name, one number each or one per head.
     """
 
     step: int
@@ -55,13 +55,13 @@ class Diagnosis:
 
 
 def is_due(step: int, scale: Scale) -> bool:
-    """Whether step 1, 2, ... of a run is diagnosed; the last one is."""
+    """Whether step 1, 2, ... of a run is diagnosed: NUM_DIAGNOSES evenly spaced steps are, the last one among them."""
     return step * NUM_DIAGNOSES // scale.num_steps > (step - 1) * NUM_DIAGNOSES // scale.num_steps
 
 
 @torch.no_grad()
 def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
-    """Return a diagnosis of the model on inputs (tokens, batch x T), with its present gradients."""
+    """Return a diagnosis of the model on inputs (tokens, batch x T) and of its present gradients."""
     model, penalty = objective.model, objective.penalty
     _, entropies = model.features(inputs, with_entropies=True)  # without logits, which would be the largest tensor
     assert entropies is not None
@@ -122,7 +122,7 @@ COLUMNS = tuple(field.name for field in fields(StepMetrics))
 
 
 class MetricsLog:
-    """Appends steps; `flush` writes them to disk. Raises OSError, e.g. if the disk is full.
+    """Appends steps and diagnoses to files in a folder; `flush` writes them to disk. Raises OSError, e.g. if full.
 
     last_step: last step of earlier processes to keep; rows after it are removed.
     """
@@ -140,6 +140,7 @@ class MetricsLog:
         self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=last_step + 1)
 
     def add(self, metrics: StepMetrics) -> None:
+        """Append a row to METRICS_FILE and to the log of TensorBoard."""
         row = asdict(metrics)
         self._writer.writerow(["" if row[name] is None else repr(row[name]) for name in COLUMNS])
         for name in COLUMNS[2:]:
@@ -147,6 +148,7 @@ class MetricsLog:
                 self._board.add_scalar(name, row[name], metrics.step)
 
     def add_diagnosis(self, diagnosis: Diagnosis) -> None:
+        """Append a line to DIAGNOSTICS_FILE."""
         self._diagnostics.write(json.dumps(asdict(diagnosis)) + "\n")
 
     def flush(self) -> None:

@@ -1,7 +1,7 @@
 """The loss of a recipe: cross-entropy, distillation from a parent, and the entropy penalty.
 
-Hidden states after each layer carry much more information per token than predictions (weights: docs/research-log.md).
-Attention entropy is also a diagnosis of collapse and overload (`summarise`).
+Hidden states after each layer carry much more information per token than predictions (docs/research-log.md has the
+measurements behind their weights). Attention entropy also shows collapsed and overloaded heads (`summarise`).
 """
 
 import math
@@ -28,10 +28,10 @@ COLLAPSE_SHARE = 0.02  # of ln T: a head below it attends to one token. Only rec
 
 
 class Losses(NamedTuple):
-    """Scalar losses of a batch, without their weights, and without the error of hidden states.
+    """Scalar losses of a batch, not multiplied by their weights. The error of hidden states is not among them.
 
-    cross_entropy: mean over tokens, nats. penalty: of `EntropyPenalty`, nats^2; 0 without. distillation: KL(parent ||
-        model), mean over tokens, nats; 0 without. From `forward`, the penalty carries gradients; the others may not.
+    cross_entropy: mean over tokens, nats. penalty: of `EntropyPenalty`, nats^2; 0 if unused. distillation: KL(parent ||
+        model), mean over tokens, nats; 0 if unused. In the result of `forward`, only the penalty surely has gradients.
     """
 
     cross_entropy: Tensor
@@ -40,9 +40,9 @@ class Losses(NamedTuple):
 
 
 class Objective(nn.Module):
-    """Everything that is trained: the model and, with entropy regularisation, its thresholds.
+    """Everything that is trained: the model and, with entropy regularisation, the thresholds of its heads.
 
-    With a distillation schedule, the model begins as its `initial_architecture`.
+    The model is built as the candidate's `initial_architecture`, with weights drawn from the generator.
     """
 
     def __init__(self, candidate: Candidate, generator: torch.Generator) -> None:
@@ -100,9 +100,9 @@ class Objective(nn.Module):
         penalty_weight: float | Tensor,
         lessons: Iterable[Lesson] | None = None,
     ) -> Losses:
-        """Add gradients to the parameters in equal parts of a batch, so that only one is in memory; return its losses.
+        """Add the gradients of a batch to the parameters, one of `num_parts` equal parts at a time; return its losses.
 
-        penalty_weight: of the penalty in the gradients. lessons: as in `forward`, one per part.
+        penalty_weight: weight of the penalty in the gradients. lessons: as in `forward`, one per part.
         """
         adds_up = self.penalty is not None and self.penalty.settings.form == "published-code"
         penalty_share = 1.0 if adds_up else 1 / num_parts
@@ -117,11 +117,11 @@ class Objective(nn.Module):
 
 
 class EntropyPenalty(nn.Module):
-    """The regulariser of all layers and heads, with its learned thresholds (layers x heads, shares of E_max).
+    """The entropy regulariser of all layers and heads, with its learned thresholds (layers x heads, shares of E_max).
 
-    If layers differ in heads, `num_heads` is the largest number; thresholds without a head do not change. With the
-    deviation d = E - threshold * E_max, the penalty is d^2 where |d| > margin * E_max, else 0. The regulariser's weight
-    is not included.
+    num_heads: the largest number of heads of a layer; thresholds of missing heads do not change. With the deviation
+    d = E - threshold * E_max of an entropy E, the penalty is d^2 where |d| > margin * E_max, else 0. It is not
+    multiplied by the regulariser's weight.
 
     Source: arXiv 2501.03489, Algorithm 1.
     """
@@ -157,9 +157,9 @@ class EntropyPenalty(nn.Module):
 
 
 def summarise(head_means: Sequence[Tensor], seq_len: int) -> EntropySummary:
-    """Summarise the mean entropies of all heads, by layer, in nats, over sequences of seq_len tokens.
+    """Summarise the entropies of all heads. head_means: mean entropy in nats of each head, a tensor per layer.
 
-    Raises UserError if an entropy is not finite.
+    seq_len: tokens per sequence. Raises UserError if an entropy is not finite.
     """
     layers = [layer.detach().double().cpu() for layer in head_means]
     means = torch.cat(layers)

@@ -1,4 +1,4 @@
-"""Optimizers by parameter, the learning rate by step, and optimizer states as named tensors."""
+"""The optimizer of each parameter, the learning rate of each step, and optimizer states as named tensors."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,12 +18,12 @@ ADAMW_RMS = 0.2  # arXiv 2502.16982: root mean square of an entry of AdamW's ste
 
 
 def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
-    """Return AdamW for all parameters that are trained. With optimizer `muon`, return AdamW and Muon, in that order.
+    """Return AdamW for all parameters that require gradients or, with optimizer `muon`, AdamW and Muon in this order.
 
-    Muon then has the weights of the layers' linears, and AdamW the others; without such linears there is no Muon. The
-    learning rate is the peak, as a tensor on a GPU.
+    Muon then trains the weights of the layers' linears, and AdamW the rest; without such linears there is no Muon. The
+    learning rate is the peak, as a tensor on a GPU. Which parameters have weight decay: see `decays`.
 
-    Source of what decays: arXiv 2410.13060's training code, which does not decay biases, norms or gains.
+    Source: training code of arXiv 2410.13060, which has no weight decay for biases, norms or gains.
     """
     named = {name: value for name, value in module.named_parameters() if value.requires_grad}
     linears = {name: weight for name, weight in named.items() if ".layers." in f".{name}" and decays(name, weight)}
@@ -45,7 +45,7 @@ def _num_matrices(module: nn.Module, linear: str) -> int:
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether the parameter is a linear's weight or an embedding table."""
+    """Whether a parameter has weight decay, as weights of linears and embedding tables do."""
     return parameter.ndim >= 2 and not name.endswith(UNDECAYED)
 
 
@@ -70,7 +70,7 @@ def _rate(recipe: Recipe, is_cuda: bool) -> float | Tensor:
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Return the rate of step 0, 1, ...: linear warm-up to the peak, then the recipe's schedule to its final share."""
+    """Return the rate of step 0, 1, ...: linear warm-up to the peak, then the recipe's decay to `final_rate_share`."""
     scale = recipe.scale
     if step < scale.warmup_steps:
         return scale.learning_rate * (step + 1) / scale.warmup_steps
@@ -92,7 +92,7 @@ def state_tensors(module: nn.Module, moving: Sequence[torch.optim.Optimizer]) ->
 def load_state_tensors(
     module: nn.Module, moving: Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Restore the result of `state_tensors`, as copies, because tensors from a file may lack torch's alignment."""
+    """Restore the result of `state_tensors`. Tensors are copied, since those of a file may lack torch's alignment."""
     named = dict(module.named_parameters())
     owners = {
         parameter: optimizer
@@ -107,7 +107,7 @@ def load_state_tensors(
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for the weights of linears, out_features x in_features: momentum with orthogonalised matrices.
+    """Muon for the weights of linears, out_features x in_features: steps along the orthogonalised momentum.
 
     As in torch's fused optimizers, a step changes nothing if the attribute `found_inf` is a tensor of 1.
 

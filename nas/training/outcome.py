@@ -1,4 +1,4 @@
-"""Reports of training: a record at every rung and one outcome at the end. Plain data, without torch."""
+"""Reports of training as plain data without torch: a record at every rung (a validation) and an outcome at the end."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -10,9 +10,9 @@ from search_spaces.architecture import Architecture
 class EntropySummary:
     """Attention entropy on the validation split.
 
-    head_means: by layer and head, nats, mean over query rows and sequences. num_collapsed: heads with a mean below 0.02
-        ln(seq_len). quarter_shares: shares of heads in the four quarters of the largest mean, lowest first; they sum to
-        1, or to 0 without heads.
+    head_means: mean entropy over query rows and sequences, nats, by layer and head. num_collapsed: number of heads with
+        a mean below 0.02 ln(seq_len). quarter_shares: share of heads in each quarter of the range from 0 to the largest
+        mean, lowest first; they sum to 1, or to 0 without heads.
     """
 
     head_means: tuple[tuple[float, ...], ...]
@@ -23,8 +23,8 @@ class EntropySummary:
     def flags(self) -> tuple[str, ...]:
         """Return names of conditions that do not stop the training.
 
-        `entropy-collapse`: at least one head has collapsed. `entropic-overload`: more than a quarter of the heads is in
-        the highest quarter, where an even spread would put a quarter.
+        `entropy-collapse`: at least one head has collapsed. `entropic-overload`: more than a quarter of the heads are
+        in the highest quarter of the range, where an even spread would put a quarter of them.
         """
         flags = {"entropy-collapse": self.num_collapsed > 0, "entropic-overload": self.quarter_shares[3] > 0.25}
         return tuple(name for name, raised in flags.items() if raised)
@@ -32,15 +32,15 @@ class EntropySummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedForm:
-    """The folded form of a trained model, as verified.
+    """The folded form of a trained model, and how it compares with the trained model.
 
     Attributes:
-        architecture: the folded one, in the dimensions for which costs are computed.
-        left: parts that fold by rule but not with these weights, with the reason.
-        logits_error: largest difference of a logit from the trained model's, relative to the largest logit; single
-            precision.
-        fixed_point_error, trained_fixed_point_error: the same for the folded and the trained model in fixed point,
-            against the trained one in double precision.
+        architecture: the folded architecture, in the dimensions for which costs are computed.
+        left: parts that stay unfolded because these weights do not allow folding them, with the reason.
+        logits_error: largest difference of a logit from the trained model's in single precision, relative to the
+            largest logit.
+        fixed_point_error, trained_fixed_point_error: the same error of the folded and of the trained model in fixed
+            point, against the trained model in double precision.
         top1_agreement: share of positions with the same most likely token as the trained model.
         holds: whether the folded model may replace the trained one (`nas.conversion.verified_fold`).
     """
@@ -66,10 +66,10 @@ class Agreement(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RungRecord:
-    """A validation during training, after `share` of the tokens of the final training.
+    """A validation during training, after `share` of the tokens of a final training. rung: its index, from 0.
 
     val_loss: nats per token; perplexity = exp(val_loss). seconds: wall time of the trial so far, in all its processes.
-    documents: only at the last rung: share of the loss, and nats per token, of each validation document.
+    documents: weight in the loss, and nats per token, of each validation document; empty before the last rung.
     """
 
     rung: int
@@ -85,10 +85,10 @@ class RungRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The end of a training that was not stopped. Only a `completed` one has losses.
+    """The end of a training that was not stopped early. Only a `completed` one has loss, entropy and documents.
 
-    reason, layer: of a divergence in step `steps`, e.g. `non-finite gradient at step 312, first in
-        layers.3.attention.qkv`.
+    reason, layer: why and where step `steps` diverged, e.g. `non-finite gradient at step 312, first in
+        layers.3.attention.qkv`; None if completed.
     """
 
     status: Literal["completed", "diverged"]

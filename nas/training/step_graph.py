@@ -1,4 +1,4 @@
-"""A training step, and its capture as one CUDA graph, without which a small batch waits for launches of kernels."""
+"""A training step, and its capture as a CUDA graph; without a graph, small batches wait for launches of kernels."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class OptimizerStep:
     """An optimizer step that reads no number back, so that it can be captured as a graph on a GPU.
 
-    lessons: maps a batch and its number of parts to the parent's lessons for each part; None without a parent.
+    lessons: maps a batch and its number of parts to the parent's lesson for each part, or to None without a parent.
     readings: judges each step's numbers before they are sent to the host; must be set before the first step.
     """
 
@@ -45,7 +45,7 @@ class OptimizerStep:
         self._penalty_weight = torch.zeros((), device=device)
 
     def begin(self, *, rate: float, penalty_weight: float, settled: bool) -> None:
-        """Set rate and penalty weight of the next step. settled: whether a loss above the initial one is divergence."""
+        """Set the next step's rate and penalty weight. settled: whether losses above the initial one are divergence."""
         for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -57,8 +57,8 @@ class OptimizerStep:
     def differentiate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the gradients; return the result of `Readings.judged`, and the norm of the whole gradient.
 
-        Gradients are averages over parts of a micro-batch each, which is halved once if the memory of a GPU runs out.
-        Raises torch.OutOfMemoryError the second time, or if it cannot be halved.
+        The gradients are averages over micro-batches. If the memory of a GPU runs out, the micro-batch is halved once.
+        Raises torch.OutOfMemoryError the second time, or if the micro-batch cannot be halved.
         """
 
         def backward() -> Losses:
@@ -115,11 +115,11 @@ class OptimizerStep:
 
 
 class StepGraph:
-    """Launches the work of a step as a graph after `WARM_UP` steps.
+    """Launches the work of a step as a CUDA graph after `WARM_UP` steps.
 
-    The work must not read a number back, and whatever changes between steps must stay in the same tensors. Memory of
-    the graph is kept until it is dropped. No graph is wanted for a step of more than MOST_CAPTURED tokens, on a CPU, or
-    if the recipe's `compile` is off.
+    The work must not read a number back, and whatever changes between steps must stay in the same tensors. The graph
+    holds its memory until it is dropped. There is no graph (`is_wanted`) for a step of more than MOST_CAPTURED tokens,
+    on a CPU, or if the recipe's `compile` is off.
 
     work: takes a step on inputs and targets, both batch x T, and returns its numbers.
     undo: clears what a failed capture leaves.
@@ -134,7 +134,7 @@ class StepGraph:
         self.drop()
 
     def drop(self, *, for_good: bool = False) -> None:
-        """Drop the graph, since the work changes; unless `for_good`, it is captured again after `WARM_UP` steps."""
+        """Drop the graph when the work changes; unless `for_good`, it is captured again after `WARM_UP` steps."""
         self.is_wanted = self.is_wanted and not for_good
         self._num_taken, self._num_bytes = 0, 0
         self._replay: Callable[..., Tensor] | None = None

@@ -54,14 +54,14 @@ def train(
     """Train to the end; yield a record at every rung, then the outcome. Close the generator to stop early.
 
     Args:
-        folder: for metrics, TensorBoard log and checkpoints. A run in it is resumed; its earlier rungs, and its outcome
-            if it has ended, are yielded again first.
+        folder: for metrics, TensorBoard log and checkpoints; None to write nothing. A run in it is resumed; its earlier
+            rungs, and its outcome if it has ended, are yielded again first.
         initial: deployed weights of `candidate.initial_architecture` to start from; missing ones are random.
         teacher: the parent, needed if a distillation schedule gives its predictions or hidden states a weight.
-        stop: called after every step; if it returns True, the run is saved (in a folder) and not continued.
+        stop: called after every step; if it returns True, the run is saved (if there is a folder) and not continued.
 
-    Raises UserError if corpus and recipe do not fit or the folder has another run; OSError if it cannot be written;
-    TooLargeError if memory is too small.
+    Raises UserError if corpus and recipe do not fit or the folder has another run; OSError if the folder cannot be
+    written; TooLargeError if memory is too small.
     """
     with raise_out_of_memory(candidate, device):
         run = TrainingRun(
@@ -176,8 +176,8 @@ class TrainingRun:
     def settle(self, inputs: Tensor | None = None, *, everything: bool = True) -> list[StepMetrics]:
         """Judge all queued steps or, without `everything`, all but the newest `lag`; return their metrics.
 
-        inputs: batch of the last step, while its gradients exist. A diverged step that is found later is repeated and
-        judged at once, since no weight has changed after it.
+        inputs: batch of the last step if its gradients still exist, else None. A diverged step that is found later is
+        repeated and judged at once, since no weight has changed after it.
         """
         judged: list[StepMetrics] = []
         for loss, penalty, norm, halted in self._step.readings.take(everything=everything):
@@ -222,7 +222,7 @@ class TrainingRun:
         )
 
     def validate_if_due(self) -> RungRecord | None:
-        """Validate if a rung ends with this step; return its record, or None. The last sets a completed outcome."""
+        """Validate if a rung ends here; return its record or None. The last rung, or a divergence, sets the outcome."""
         scale, steps = self.scale, self.scale.rung_steps
         if self.progress.outcome or self.begun not in steps:
             return None

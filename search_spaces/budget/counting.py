@@ -1,9 +1,9 @@
 """Counts the paths of a layered graph within cost limits by one dynamic program over layers, and draws them uniformly.
 
 A cost is a tuple of non-negative integers, one per measure, in units that the caller chooses. Paths are cut at the
-middle boundary: tables hold the costs of the ways from the source to each boundary up to the cut, and to the sink from
-each boundary from the cut on, with how many ways have each cost. A path is within the limit if its halves are together.
-This keeps tables small: whole paths have far more distinct costs than half of them.
+middle boundary. Up to the cut, a table per level has the distinct costs of the partial paths from the source to each
+boundary, and how many of them have each cost; from the cut on, it has those of the partial paths to the sink. A path is
+within the limit if the sum of its halves is. Whole paths have far more distinct costs than halves: tables stay small.
 """
 
 import math
@@ -31,7 +31,7 @@ Counts: TypeAlias = NDArray[Any]  # of 64-bit or, where those would not do, Pyth
 EXACT_ADDITIONS = 2 * 10**8  # most additions of counts in a direction: several seconds; GPT-2 small needs 1.5e8
 ROUNDED_ADDITIONS = 10**8  # the same if costs are rounded, where digits are more and tables are tried repeatedly
 MAX_STEPS = 12 * 10**9  # most steps to put halves of paths together in several measures: some ten seconds
-MAX_ROWS = 2**22  # of a table
+MAX_ROWS = 2**22  # most rows of a table
 BATCH = 2**23  # sums that are sorted at once: 64 MB
 DIGIT = 40  # bits: sums of as many digits as rows or moves have 64 bits
 ODD = np.append(1, 2 * np.random.default_rng(0).integers(2**62, size=63) + 1)  # one for each measure
@@ -47,10 +47,10 @@ class Move(NamedTuple):
 
 
 class Half(NamedTuple):
-    """What is still to be drawn of half a path: the boundary where the rest begins, and the cost that it may have.
+    """The rest of half a path, which is still to be drawn: the boundary where it begins, and its possible costs.
 
-    After the cut it leads to the sink, and costs at most `left` and more than `above` in the first measure; before the
-    cut it leads back to the source, `above` is None, and it costs exactly `left`.
+    After the cut, the rest leads to the sink, and costs at most `left`, and more than `above` in the first measure.
+    Before the cut, the rest leads back to the source and costs exactly `left`, and `above` is None.
     """
 
     depth: int
@@ -61,7 +61,7 @@ class Half(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """How many partial paths to each boundary of a level have each cost.
+    """How many partial paths from the source to each boundary of a level (or from there to the sink) have each cost.
 
     `costs` are rows x measures, in lexicographic order. `digits` are boundaries x digits x rows: the number of partial
     paths with the cost of a row, in base 2^DIGIT, least digit first.
@@ -80,7 +80,7 @@ class Table:
 
     @cached_property
     def cumulative_counts(self) -> list[Counts] | None:
-        """The number of partial paths with the first i costs, by boundary; None if another measure is not all 0."""
+        """The number of partial paths with the first i costs, by boundary; None if any other measure is above 0."""
         return None if self.costs[:, 1:].any() else [np.append(0, np.cumsum(counts)) for counts in self.counts]
 
     def num_at(self, place: int, cost: Cost) -> int:
@@ -97,16 +97,16 @@ class Table:
         return int(self.counts[place][:stop][(self.costs[:stop, 1:] <= limit[1:]).all(axis=1)].sum())
 
     def num_between(self, place: int, above: int, limit: Cost) -> int:
-        """Return `num_within` without the paths that cost at most `above` in the first measure; -1 leaves none out."""
+        """Return `num_within` without paths of at most `above` in the first measure; -1 as `above` leaves none out."""
         within = self.num_within(place, limit)
         return within - (self.num_within(place, (above, *limit[1:])) if above >= 0 else 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BoundedPaths:
-    """The paths within limits, made by `bounded_paths`, or by `windowed` for a window of them.
+    """The paths within limits, made by `bounded_paths`, or by `windowed` for a range of costs in the first measure.
 
-    limit, above: Greatest cost in every measure; bound that paths exceed in the first measure, -1 for none.
+    limit: Greatest cost in every measure. above: Bound that paths exceed in the first measure; -1 for none.
     moves: The moves of each depth.
     tables: By depth: tables of partial paths from the source before the cut, and to the sink from the cut on.
     before: The table of partial paths from the source to the cut.
@@ -137,8 +137,8 @@ def bounded_paths(
 ) -> BoundedPaths | None:
     """Return the paths whose vertices cost at most `limit` in total; None if there are too many costs to tabulate.
 
-    There are too many if tables need more than `max_additions` of counts, before or after the cut, or MAX_ROWS rows, or
-    if halves of paths need more than MAX_STEPS to be put together.
+    There are too many if the tables before or after the cut need more than `max_additions` additions of counts, a table
+    needs more than MAX_ROWS rows, or pairing the halves of paths takes more than MAX_STEPS steps.
     """
     moves: list[list[Move]] = []
     for edges in edges_by_depth(graph):
@@ -161,7 +161,7 @@ def bounded_paths(
 
 
 def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
-    """Return the paths that cost more than `above` and at most `most` in the first measure, within their limits."""
+    """Return those of the paths that cost more than `above` and at most `most` in the first measure."""
     assert most <= paths.limit[0]
     limit = most, *paths.limit[1:]
     endings = _endings(paths, limit, above)
@@ -310,7 +310,7 @@ def _endings(paths: BoundedPaths, limit: Cost, above: int, max_steps: float = ma
 
 
 def draw(paths: BoundedPaths, rng: np.random.Generator) -> list[Layer]:
-    """Draw the layers of a path within the limits uniformly; there must be one."""
+    """Draw a path within the limits uniformly and return its layers; there must be such a path."""
     before, after = _halves(paths, bisect_right(paths.cumulative_counts, random_below(paths.num_paths, rng)))
     return [*reversed(_drawn(paths, before, rng)), *_drawn(paths, after, rng)]
 

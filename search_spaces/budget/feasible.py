@@ -1,4 +1,4 @@
-"""The part of a search space within a budget: its exact size, and uniform sampling from it.
+"""The part of a search space within a budget: its size, and uniform sampling from it.
 
 Costs are compared as integers (see `priced_space`). The budget is raised by half a unit per op, the largest rounding
 error, so that no member within it is excluded. A measure without a bound is not counted.
@@ -62,7 +62,7 @@ class Bounded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FeasibleSpace:
-    """The members of a priced space within a budget, or in a slice of it, made by `within_budget`. It may be empty.
+    """The members of a priced space within a budget, made by `within_budget`, or a slice of them. It may be empty.
 
     costs: Costs of the priced vertices, in steps: latency (0 without a bound), then every other bounded measure,
         then the same for each space in `also`.
@@ -90,11 +90,11 @@ class FeasibleSpace:
 
     @property
     def num_feasible(self) -> int:
-        """The exact number of members within the budget."""
+        """The number of members within the budget: exact, or without those that rounding excludes (`tolerance`)."""
         return self.paths.num_paths * len(self.space.recipes)
 
     def fits(self, member: Member) -> bool:
-        """Return whether this is a member of the space within the budget (and the slice)."""
+        """Return whether a model is a member of the space within the budget (and the slice)."""
         path = path_of_member(self.space, member)
         return path is not None and self.holds(self.cost_of_path(path))
 
@@ -109,7 +109,7 @@ class FeasibleSpace:
 
     @property
     def latency_s_bounds(self) -> tuple[float, float]:
-        """Exclusive lower and inclusive upper bound of latencies, up to rounding; both 0 without a latency budget."""
+        """Exclusive lower and inclusive upper bound of latencies, in seconds; both are 0 without a bound on latency."""
         above, limit = max(0, self.paths.above) * self.step[0], self.paths.limit[0] * self.step[0]
         return above / UNITS_PER["latency_s"], limit / UNITS_PER["latency_s"]
 
@@ -127,7 +127,7 @@ class FeasibleSpace:
 
 
 def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] = ()) -> FeasibleSpace:
-    """Return the members within the budget, and within those of the same space under other protocols.
+    """Return the members within the budget, and within the budgets of `also`, the same space under other protocols.
 
     A UserError is raised if costs are too many or too large to tabulate, or for a budget of keys without a dealer.
     """
@@ -181,7 +181,7 @@ def priced_within(
 ) -> tuple[FeasibleSpace, dict[str, str]]:
     """Return the members within the budget of every protocol, and the reasons for choices that cannot be priced.
 
-    The first protocol orders members. Errors are raised as by `priceable` and `within_budget`.
+    The first protocol orders members. Errors are as by `priceable`, `price_space` and `within_budget`.
     """
     left_out: dict[str, str] = {}
     for pricer, _ in budgets:
@@ -192,7 +192,7 @@ def priced_within(
 
 
 def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload) -> FeasibleSpace:
-    """Apply the budgets and protocols of a feasible space to another space or workload."""
+    """Return the members of a space that meet the budgets of a feasible one under its protocols, for a workload."""
     first, *also = (
         Bounded(price_space(space, constraint.priced.pricer, workload, constraint.priced.cost_of), constraint.budget)
         for constraint in feasible.every
@@ -201,9 +201,9 @@ def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload)
 
 
 def price_slices(feasible: FeasibleSpace, num_slices: int) -> tuple[FeasibleSpace, ...]:
-    """Divide the members within the budget into slices of equal width in latency, cheapest first, without empty ones.
+    """Divide the members within the budget into slices of equal width in latency, cheapest first, without empty slices.
 
-    Without a bound on latency, which then counts as 0, there is one slice.
+    Without a bound on latency there is one slice, because all latencies then count as 0.
     """
     # rounding may order members of equal cost either way
     slack = feasible.space.base.num_layers + 2 if feasible.tolerance else feasible.priced.num_ops
@@ -218,9 +218,9 @@ def price_slices(feasible: FeasibleSpace, num_slices: int) -> tuple[FeasibleSpac
 
 
 def check_feasible(feasible: FeasibleSpace) -> None:
-    """Raise an InfeasibleError if nothing is within the budget.
+    """Raise an InfeasibleError if no member is within the budget.
 
-    It names the cheapest member by each bounded measure, under each protocol with a budget, and its cost.
+    The error names, for each bounded measure of each protocol, the member that is cheapest by it, and its cost.
     """
     if feasible.num_feasible:
         return
@@ -254,14 +254,14 @@ def format_price(price: Price | Costs) -> str:
 
 
 def format_budget(budget: Budget) -> str:
-    """Format a budget, such as `5.00 min and 8.00 GB`, or `nothing`, followed by those under other protocols."""
+    """Format a budget as `5.00 min and 8.00 GB`, or `nothing` without bounds, then budgets under other protocols."""
     bounds = " and ".join(WORDS[name](bound) for name, bound in budget.bounds.items()) or "nothing"
     others = (f"{format_budget(other)} under {name}" for name, other in budget.also if other.bounds)
     return ", and ".join((bounds, *others))
 
 
 def format_left_out(feasible: FeasibleSpace) -> str:
-    """Say which members the count within the budget may exclude; empty if none."""
+    """Return in words which members within the budget may not be counted, due to rounding; empty if all are."""
     share = 100 * feasible.tolerance
     return f"; members up to {share:.2g} % below it may be left out" if share else ""
 

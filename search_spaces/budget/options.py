@@ -49,13 +49,13 @@ class BudgetOptions:
     def asked(self) -> dict[str, dict[str, str | None]]:
         """The network, testbed and budgets of each protocol: protocol -> name of the field -> text, None if not given.
 
-        A UserError is raised as by `options_by_protocol`.
+        A UserError is raised for values that do not match the protocols, as by `options_by_protocol`.
         """
         return options_by_protocol(self.protocol, {name: getattr(self, name) for name in BY_PROTOCOL})
 
     @property
     def budgets(self) -> dict[str, Budget]:
-        """The budgets by protocol; a UserError is raised for a budget that is not a number with a unit."""
+        """The budgets by protocol; a UserError is raised for one that is no positive number with a unit."""
         return {
             name: parse_budget(*(said[f"budget_{kind}"] for kind in ("latency", "comm", "keys")))
             for name, said in self.asked.items()
@@ -66,11 +66,10 @@ KEYS = "budget_keys"
 
 
 def options_by_protocol(protocol: str, flags: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
-    """Return the values of flags for each protocol in a list.
+    """Return the value of every flag for each protocol: protocol -> flag -> text, None if not given.
 
-    A budget of keys without a protocol's name is for the protocols with keys, or for all if none has keys. A UserError
-    is raised for one testbed for several protocols, a value that `by_protocol` refuses, or, only with a budget of keys,
-    an unknown protocol.
+    A budget of keys without a protocol's name is for protocols with keys, or for all if none has. A UserError is raised
+    for one testbed of several protocols, a value that `by_protocol` refuses or, with a key budget, an unknown protocol.
     """
     protocols, testbed = protocols_of(protocol), flags.get("testbed")
     if len(protocols) > 1 and testbed is not None and "=" not in testbed:
@@ -93,7 +92,7 @@ def protocols_of(text: str) -> tuple[str, ...]:
 def by_protocol(text: str | None, protocols: Sequence[str], subject: str) -> dict[str, str | None]:
     """Return a flag's value for each protocol, from one value for all or NAME=VALUE pairs; None where none is given.
 
-    A UserError is raised for a name that is not among the protocols, or for several values without names.
+    A UserError is raised for a name that is not among the protocols, an empty value, or several without names.
     """
     if text is None or ("=" not in text and "," not in text):
         return dict.fromkeys(protocols, text)

@@ -50,11 +50,11 @@ RELATIVE_TOLERANCE = 1e-9  # of a path's cost against the op graph's, which is s
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PricedSpace:
-    """A space under a protocol and testbed, for a workload, made by `price_space`.
+    """A space with its costs under a protocol and testbed, for a workload, made by `price_space`.
 
     cost_of: Whether costs are of the folded or the unfolded members.
-    prices, costs: Costs of the source, every choice and every head, as prices and as integers in the units above
-        for all measures (0 for those that the protocol does not have).
+    prices: Costs per new token of the source, every choice and every head. costs: The same as integers, in the units
+        of `UNITS_PER`, for all measures (0 for those that the protocol does not have).
     num_ops: An upper bound on the number of ops of a member.
     """
 
@@ -75,11 +75,11 @@ class PricedSpace:
 def price_space(
     space: SearchSpace, pricer: Pricer, workload: Workload | int, cost_of: CostForm = "folded"
 ) -> PricedSpace:
-    """Return the space with its costs; the architectures that are lowered for them repeat one layer.
+    """Return the space with its costs. Each distinct layer is priced once, in a model whose layers all equal it.
 
-    An integer `workload` is the length of a prompt, for one new token. A UserError is raised for a workload that the
-    base does not support, an op without formula, a cost that is not finite and non-negative, or costs that do not add
-    up to those of whole op graphs.
+    An integer `workload` is the length of a prompt in tokens, for one new token. A UserError is raised for a workload
+    that the base does not support, an op without formula, a cost that is not finite and non-negative, or costs of parts
+    that do not add up to those of whole op graphs.
     """
     work = Workload(prompt_len=workload) if isinstance(workload, int) else workload
     layer_prices = LayerPrices(space.base, pricer, work, cost_of)
@@ -100,19 +100,19 @@ def price_space(
 
 
 def extrapolated(priced: PricedSpace, member: Member) -> tuple[str, ...]:
-    """Return the parts of a member, as it is priced, that lie outside the data of the cost model, in words."""
+    """Return in words what in a member's op graphs lies outside the data that the cost model was fitted on."""
     graphs = graphs_of(priced, member)
     return tuple(dict.fromkeys(text for graph in graphs for text in priced.pricer.extrapolated(graph)))
 
 
 def graphs_of(priced: PricedSpace, member: Member) -> list[OpGraph]:
-    """Return the op graph of each new token of a member, folded or not as it is priced."""
+    """Return the op graph of each new token of a member: of its folded form, if the space is priced folded."""
     whole = member.architecture
     return priced.workload.graphs(deployed(whole) if priced.cost_of == "folded" else whole)
 
 
 class LayerPrices:
-    """The costs of the ops of embedding, layers and head, each lowered once."""
+    """The costs of the ops of embedding, layers and heads on a base; each distinct layer or head is lowered once."""
 
     def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> None:
         self.base = with_folded_settings(base) if cost_of == "folded" else base
@@ -123,7 +123,7 @@ class LayerPrices:
         self._lists: dict[tuple[int, ...], list[Price]] = {}  # by the ids of their prices, each list once
 
     def priced(self, graphs: Iterable[OpGraph], *, layers: bool = True) -> list[tuple[Node, Price]]:
-        """Return nodes with their costs: all nodes, or without `layers` those of embedding and head."""
+        """Return nodes with their costs: all nodes or, if `layers` is False, those of embedding and head."""
         runs = [graph.nodes for graph in graphs]
 
         def is_wanted(node: Node) -> bool:
@@ -175,7 +175,7 @@ class LayerPrices:
 
 
 def price_of(priced: PricedSpace, member: Member) -> Price:
-    """Return the cost of a member, up to rounding that of its op graphs; raise UserError if it is not in the space."""
+    """Return the cost of a member per new token; raise UserError if it is not in the space."""
     path = path_of_member(priced.space, member)
     if path is None:
         raise UserError(f"only members of space {priced.space.name!r} are priced here, but got {member!r:.200}.")
@@ -183,7 +183,7 @@ def price_of(priced: PricedSpace, member: Member) -> Price:
 
 
 def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
-    """Return a member's cost as `embedding`, `layers` and `head`; a UserError is raised if it is not in the space."""
+    """Return the costs of a member's `embedding`, `layers` and `head`; raise UserError if it is not in the space."""
     prices: dict[str, list[Price]] = {"embedding": [], "layers": [], "head": []}
     for vertex in path_of(priced.space, member.architecture.layers):
         if vertex in priced.prices:
@@ -193,7 +193,7 @@ def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
 
 
 def priced_layer(space: SearchSpace, choice: Choice, cost_of: CostForm) -> Layer:
-    """Return the layer whose cost a choice has: what it folds to in this place, or the layer as written."""
+    """Return the layer that is priced for a choice: what its layer folds to in this place, or the layer as written."""
     if cost_of == "unfolded":
         return choice.layer
     ahead = not after(space.graph, choice).state[1]
@@ -202,12 +202,12 @@ def priced_layer(space: SearchSpace, choice: Choice, cost_of: CostForm) -> Layer
 
 
 def cheapest(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """Return the first member of least `measure`, then of least bytes (if that is latency) or least latency."""
+    """Return the first member of least `measure`; of several, of least bytes (if that is latency) or latency."""
     return _extreme(priced, measure, min)
 
 
 def most_expensive(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """Return the first member of greatest `measure`, then of most bytes (if that is latency) or greatest latency."""
+    """Return the first member of greatest `measure`; of several, of most bytes (if that is latency) or latency."""
     return _extreme(priced, measure, max)
 
 
@@ -264,7 +264,7 @@ def _check_additive(priced: PricedSpace, layer_prices: LayerPrices) -> None:
 def priceable(
     space: SearchSpace, pricer: Pricer, workload: Workload, cost_of: CostForm = "folded"
 ) -> tuple[SearchSpace, dict[str, str]]:
-    """Return the space without choices that have no formula, and the reasons by choice, such as `ffn square`.
+    """Return the space without choices that the protocol has no formula for, and why, by choice, such as `ffn square`.
 
     A space that lists its members does not change. A UserError is raised if no choice of some kind can be priced.
     """
@@ -319,7 +319,7 @@ def _reason(prices: LayerPrices, kind: str, choice: str, usual: Mapping[str, str
 
 
 class PricedArchitecture(NamedTuple):
-    """The cost per new token, and the least and greatest latency that the cost model's data allow, or None."""
+    """The cost per new token, and the range of seconds per new token that the data allow; None if it is not known."""
 
     price: Price
     latency_s_range: tuple[float, float] | None
@@ -328,7 +328,7 @@ class PricedArchitecture(NamedTuple):
 def price_architecture(
     architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm
 ) -> PricedArchitecture:
-    """Price every op graph of the workload; an architecture that is already folded is priced as it is.
+    """Return the cost of an architecture for a workload; one that is already folded is priced as it is.
 
     A UserError is raised for a workload that the architecture does not support, or an op without formula.
     """
@@ -339,7 +339,7 @@ def price_architecture(
 
 
 def cheaper(architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> tuple[Saving, ...]:
-    """Return the flags of `costmodel estimate` that make an architecture cheaper without changing its function."""
+    """Return flags of `costmodel estimate` that make an architecture cheaper without changing its function."""
     return savings(
         partial(lower, deployed(architecture) if cost_of == "folded" else architecture),
         pricer,

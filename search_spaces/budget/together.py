@@ -1,7 +1,7 @@
-"""Sums, for each of many costs, over other costs that are within limits together with it, by two k-d trees.
+"""Adds up, for each of many costs, the weights of those other costs whose sum with it is within limits.
 
-Nodes are compared from the roots down by their least and greatest costs. Two nodes that are within the limits, or
-exceed them, as a whole are not divided. Measures that rise together, such as seconds and bytes, leave few to divide.
+Nodes of two k-d trees are compared from the roots down by their least and greatest costs. Two nodes that meet or exceed
+the limits as a whole are not divided. Measures that rise together, such as seconds and bytes, leave few to divide.
 """
 
 import math
@@ -20,9 +20,9 @@ BATCH = 2**18  # comparisons at once, as floats: 2 MB
 
 
 class Tree(NamedTuple):
-    """Rows in leaves of equal size (leaves x rows); those past the last repeat its costs.
+    """A k-d tree of costs. `rows` has row numbers by leaf (leaves x rows); those past the last row repeat its costs.
 
-    `least` and `greatest` are the costs of the nodes of each level (nodes x measures), from the root to the leaves.
+    `least` and `greatest` are bounds of the costs in each node (nodes x measures), by level, from root to leaves.
     """
 
     rows: Index
@@ -31,7 +31,7 @@ class Tree(NamedTuple):
 
 
 def sums_together(costs: Ints, others: Ints, limit: Cost, weights: Ints, max_steps: float = math.inf) -> Ints | None:
-    """Return sums of weights (columns x rows) for each of `costs`; None if that takes more than `max_steps`.
+    """Return sums of weights, columns x rows of `costs` (rows x measures); None if they take more than `max_steps`.
 
     A row's sums are over the `others` (rows x measures) that cost at most `limit` together with it. `weights` (columns
     x rows of others) are from 0 to 2^40, and their sums must have 63 bits. Steps are comparisons and additions of rows.

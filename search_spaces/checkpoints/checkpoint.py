@@ -1,8 +1,8 @@
 """Reads the settings of a checkpoint: a folder of `save_pretrained`, its config.json, an id on the hub or a GGUF file.
 
-Only settings are read, and the names of tensors. Needs the extra `hf`, and `gguf` for a GGUF file, which are imported
-when a function is called. Transformers' own `from_pretrained(gguf_file=...)` is not used: it takes its defaults for
-rotary scaling, caps, windows and the size of heads, whatever a file says.
+Only settings are read, and of a GGUF file also the names and shapes of tensors. The extra `hf`, and `gguf` for such a
+file, are needed when a function is called. Transformers' `from_pretrained(gguf_file=...)` is not used: whatever a file
+says, it takes its own defaults for rotary scaling, caps, windows and the size of heads.
 
 Source for GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for names of settings; https://github.com/
 ggml-org/llama.cpp, `set_gguf_parameters` of each family in conversion/ for what is written, src/models/ for what is
@@ -52,7 +52,7 @@ LARGEST_GEMMAS = (46, 62)  # layers of those of 27B, whose scores are scaled by 
 
 
 class Settings(NamedTuple):
-    """The metadata of a GGUF file, without arrays."""
+    """The metadata of the GGUF file at `path`, without arrays: `values` by full name."""
 
     path: str
     values: Mapping[str, Any]
@@ -62,9 +62,9 @@ class Settings(NamedTuple):
         return str(self.values.get("general.architecture"))
 
     def own(self, name: str, default: Any = None) -> Any:
-        """Return a setting of the family, a number unless its default is text.
+        """Return a setting, by its name after that of the family; it is a number unless `default` is text.
 
-        Raises UserError if it is missing and has no default, or is text instead of a number.
+        Raises UserError if it is missing and `default` is None, or if it is text instead of a number.
         """
         value = self.values.get(f"{self.family}.{name}", default)
         if value is None:
@@ -80,7 +80,7 @@ def is_gguf(path: str) -> bool:
 
 
 def read_head(path: str) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings of a GGUF file, and its tensors by name, as the package gguf reads them.
+    """Return the settings of a GGUF file, and its tensors (objects of the package gguf) by name.
 
     Raises UserError if the file is missing, damaged or one of several parts, or the package is not installed.
     """
@@ -140,8 +140,8 @@ def gguf_package() -> Any:
 def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
     """Return the model type and the settings of a GGUF file, both as transformers names them.
 
-    Raises UserError for a file that is missing, damaged, in parts or without weights, an unknown family, settings that
-    its family cannot have, or without the package gguf.
+    Raises UserError if the file is missing, damaged, in parts or without weights, its family is unknown or cannot have
+    its settings, or the package gguf is not installed.
     """
     settings, tensors = read_head(path)
     own, type_ = settings.own, TYPES.get(settings.family, settings.family)
@@ -211,7 +211,7 @@ OUR_TYPE = "private-inference-decoder"  # `model_type` of what `nas.export --for
 class Checkpoint(NamedTuple):
     """The model of a checkpoint: an `Architecture`, or a torch module on the device `meta`, without weights.
 
-    unlike: why a module has no `Architecture`. is_variant: whether other models of its type have one.
+    unlike: why the model is a module and no `Architecture`, or None. is_variant: whether `FAMILIES` has its type.
     """
 
     name: str
@@ -221,7 +221,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def told(self) -> str:
-        """A phrase that says whether its op graph is lowered or traced: `block llama`, or `traced from` a module."""
+        """How its op graph is made, in words: `block llama` of an `Architecture`, or `traced from` a module and why."""
         if isinstance(self.model, Architecture):
             return f"block {self.model.block}"
         why = f", since {self.unlike}".rstrip(".") if self.is_variant else ""
@@ -229,7 +229,7 @@ class Checkpoint(NamedTuple):
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether this can name a checkpoint: an existing folder, a config.json, a GGUF file, or OWNER/NAME on the hub."""
+    """Whether a text can be a checkpoint: an existing folder, a config.json, a GGUF file, or OWNER/NAME on the hub."""
     is_file = is_gguf(name) or Path(name).name == CONFIG_FILE
     return is_file or os.path.isdir(name) or ("/" in name and ":" not in name and not name.endswith(".yaml"))
 
@@ -237,8 +237,8 @@ def is_checkpoint(name: str) -> bool:
 def read_checkpoint(name: str) -> Checkpoint:
     """Return a checkpoint with its architecture if a block computes it, else with its torch module, to be traced.
 
-    Raises UserError if there is none, it cannot be read, its settings are of no model or have no meaning here, or its
-    package is not installed.
+    Raises UserError if there is no such checkpoint, it cannot be read, its settings are impossible or unknown here, or
+    the package that reads it is not installed.
     """
     if (ours := _exported(name)) is not None:
         return Checkpoint(name, ours)
@@ -255,7 +255,7 @@ def read_checkpoint(name: str) -> Checkpoint:
 
 
 def read_config(name: str) -> Any:
-    """Return the settings of a checkpoint as a config of transformers. Raises UserError as `read_checkpoint` does."""
+    """Return a checkpoint's settings as a config of transformers. Raises UserError if they are missing or unsound."""
     transformers, what = transformers_library(), what_is_asked(name)
     if is_gguf(name):
         type_, settings = gguf_settings(name)
@@ -273,7 +273,7 @@ def read_config(name: str) -> Any:
 
 
 def require_small(path: Path) -> None:
-    """Raise UserError for a file of settings of more than `LARGEST_FILE` bytes, if it exists."""
+    """Raise UserError if a file of settings has more than `LARGEST_FILE` bytes; a missing file passes."""
     if path.is_file() and (size := path.stat().st_size) > LARGEST_FILE:
         raise UserError(f"{path} must be settings of at most {LARGEST_FILE:,} bytes, but has {size:,}.")
 
@@ -293,7 +293,7 @@ def read_foreign(what: str, load: Callable[[], Any]) -> Any:
 
 
 def looks_like_a_path(name: str) -> bool:
-    """Whether a name is a path; an id on the hub is NAME, or OWNER/NAME where OWNER is not a folder here."""
+    """Whether a name is a path, and no id of the hub: NAME, or OWNER/NAME where OWNER is not a folder here."""
     first, *others = name.split("/")
     return len(others) > 1 or first in ("", ".", "..", "~") or (len(others) == 1 and os.path.isdir(first))
 
@@ -316,7 +316,7 @@ def _exported(name: str) -> Architecture | None:
 
 
 def transformers_library() -> Any:
-    """Return the module transformers, without its log output. Raises UserError if it is not installed."""
+    """Return the module transformers, set to log errors only. Raises UserError if it is not installed."""
     try:
         import transformers
     except ImportError:

@@ -12,7 +12,7 @@ from search_spaces.bases import GPT2_LAYER, LLAMA_LAYER
 from search_spaces.block import QUERIES_KEYS_VALUES, BlockName, Linear
 from search_spaces.forms import Ffn, Norm
 
-EPSILON = 1e-5  # of every LayerNorm, here and in transformers' usual configurations
+EPSILON = 1e-5  # of all LayerNorms here; usual in transformers too
 # activation in transformers -> our FFN, and the form of its GELU
 ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
     "gelu_new": ("gelu", "tanh"),
@@ -30,7 +30,7 @@ GATE_ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
 
 
 class Number(NamedTuple):
-    """A setting that is a function of one of our fields. read: from the setting to our field; write: the inverse."""
+    """A setting that is a function of our field `ours`. read: from the setting to our field; write: the inverse."""
 
     ours: str
     read: Callable[[float], float]
@@ -39,21 +39,21 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """Settings and weight layout of one model type of transformers, in terms of our blocks.
+    """The settings and weight layout of one model type of transformers, in terms of one of our blocks.
 
-    model_type, config: type and configuration class. A type may cover several blocks, distinguished by `fixed`.
-    block, layer: our block, and the layer that all layers equal.
-    bias: whether linears have a bias, unless a setting of `biases` says otherwise for the linears that it names.
-    sizes: names of settings, with our fields. activation, activations: name of the setting, and its possible values.
-    turns: whether the settings describe rotary positions. partly: whether they give the share of rotated features.
-    fixed: settings with the only value that our block supports. read_only: the same, but not written.
-    names: names of modules, with ours; `{}` is the layer. Two names of ours are stacked in one module.
+    model_type, config: the type and its configuration class. A type of several blocks has a family for each.
+    block, layer: our block, and the layer that all layers equal, but for their activation.
+    bias: whether linears have a bias, unless a setting in `biases` says otherwise for the linears that it maps to.
+    sizes: our field for each setting. activation: a setting; activations: our FFN and GELU form for each of its values.
+    turns: whether positions are rotary. partly: whether a setting gives the share of rotated features.
+    fixed: settings and the only value that our block supports. read_only: more of these, which exports leave out.
+    names: our name for each module, or names for one that stacks two; `{}` stands for the number of the layer.
     transposed: whether weights of linears are in_features x out_features.
     interleaved: whether packed rows are heads x (query, key, value) instead of (query, key, value) x heads.
     first_position: row of the position table for position 0.
     gain_offset: number to add to the stored gains of norms.
     scales_embedding: whether embeddings are multiplied by the square root of the width.
-    final_norm: norm after the last layer; None for `norm1` of the layers.
+    final_norm: norm after the last layer; None if it is the layers' `norm1`.
     """
 
     model_type: str

@@ -1,4 +1,4 @@
-"""Checks settings of transformers: their values are sound, and those that could change a model have a meaning here."""
+"""Checks settings of transformers: values must be possible, and settings that could change a model must be known."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -53,9 +53,9 @@ HARMLESS = frozenset(
 
 
 def require_sound(settings: Mapping[str, Any], path: str) -> None:
-    """Raise UserError if settings cannot be those of a model: too many layers, sizes below 1, numbers too large, NaN.
+    """Raise UserError for settings that no model can have: too many layers, sizes below 1, numbers too large, NaN.
 
-    They are checked before transformers reads them, because its own lists have an entry for each layer.
+    This is called before transformers reads the settings, because transformers makes lists with an entry per layer.
     """
     for name, value in _leaves(settings):
         if name in LAYER_COUNTS and value is not None and not (_is_integer(value) and 1 <= value <= MAX_LAYERS):
@@ -90,9 +90,9 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def require_meaning(family: Family, config: Any, path: str) -> None:
-    """Raise UserError, naming the setting, if one could change the model but the family's facts do not name it.
+    """Raise UserError, naming the setting, for one that could change the model and that the family does not name.
 
-    A setting may have transformers' default, or be off if that default is off or transformers does not know it.
+    An unnamed setting must equal transformers' default, or be off (null, false, 0 or empty) if its default is not on.
     """
     settings, usual = config.to_dict(), type(config)().to_dict()
     patterns = PATTERNS if "layer_types" in usual else ()
@@ -114,7 +114,7 @@ def require_meaning(family: Family, config: Any, path: str) -> None:
 
 
 def number(settings: Mapping[str, Any], name: str, path: str, *, whole: bool) -> Any:
-    """Return a number among settings; None if it is missing or None. Raises UserError for any other value."""
+    """Return a setting that is a number, an integer if `whole`; None if it is missing. Raises UserError otherwise."""
     value = settings.get(name)
     if value is None or _is_integer(value) or (not whole and isinstance(value, float) and math.isfinite(value)):
         return value
@@ -127,7 +127,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def shortened(value: Any) -> str:
-    """Return a value as text of at most 80 characters, even an integer that Python refuses to print."""
+    """Return a value as text of at most 80 characters; a very long integer becomes its number of digits."""
     if _is_integer(value) and abs(value) >= 10**40:
         return f"a number of {math.floor(math.log10(abs(value))) + 1} digits"
     text = repr(value)

@@ -36,16 +36,17 @@ OPTIONAL = ("num_kv_heads", "head_size", "d_ff", "score_scale", "score_cap", "lo
 
 
 class NoBlockError(UserError):
-    """Raised for a model that no block here computes, but that may be traced."""
+    """No block here computes the model, but its torch module may be traced."""
 
 
 def architecture_of(config: Any, path: str) -> Architecture:
     """Return the architecture of a config of transformers.
 
-    Fields that equal their defaults are left out, so that equal models have one `arch_id`. path: the name in errors.
+    Fields that only state their default become None or empty, so that equal models have one `arch_id`. path: the
+    checkpoint's name in errors.
 
-    Raises NoBlockError, naming the setting, for a model that no block computes exactly, and UserError for settings that
-    no model can have or that could change the model without a meaning here.
+    Raises NoBlockError, naming the setting, if no block computes the model exactly, and UserError for settings that no
+    model can have, or that could change the model and are unknown here.
     """
     settings, family = config.to_dict(), family_of(config, path)
     fields = _fields(family, settings, path)
@@ -76,9 +77,9 @@ def architecture_of(config: Any, path: str) -> Architecture:
 
 
 def family_of(config: Any, path: str) -> Family:
-    """Return the family of a config.
+    """Return the family of a config of transformers. path: the checkpoint's name in errors.
 
-    Raises NoBlockError if there is none or our block lacks a part of it, and UserError for settings of a wrong type.
+    Raises NoBlockError if no family has its type and settings, and UserError for settings of a wrong type.
     """
     settings = config.to_dict()
     families = [family for family in FAMILIES if family.model_type == config.model_type]
@@ -251,9 +252,9 @@ def _scaling(rope: Mapping[str, Any], settings: Mapping[str, Any], path: str) ->
 
 
 def plain_settings(architecture: Architecture, library: Any) -> tuple[Family, dict[str, Any]] | None:
-    """Return the family of transformers that computes this architecture, and its settings; None if there is none.
+    """Return the family whose models compute this architecture, and their settings; None if there is none.
 
-    The config of these settings must convert back to the same architecture. library: the module transformers.
+    A config of these settings converts back to the same architecture. library: the module transformers.
     """
     families = [family for family in FAMILIES if family.block == architecture.block and hasattr(library, family.config)]
     for unnamed in ((), ("head_dim",)):  # which models read, although their class may not name it

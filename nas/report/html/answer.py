@@ -100,7 +100,7 @@ def rows_beside(run: Run) -> list[Row]:
 
 
 def rows_of(run: Run) -> list[PublishedRow]:
-    """Return the papers' own rows with the run's depth, width and prompt, including those that no fit used."""
+    """Return the papers' rows of the run's depth, width and prompt, also those to which no cost model was fitted."""
     size = (run.base.num_layers, run.base.d_model, run.seq_len)
     rows = (*published_rows(), *held_out_rows())
     return [row for row in rows if (row.num_layers, row.d_model, row.seq_len) == size and row.own_method]

@@ -1,7 +1,7 @@
-"""Alternatives of a parent's layers: their initial weights, and their training on the parent's hidden states.
+"""Sub-layers that may replace a parent's: their initial weights, and their training on the parent's hidden states.
 
-Each is trained alone (`trained_block`), or many at once (`trained_together`): the parent then runs once over the batch
-of a step, and alternatives of one shape are a single module with stacked weights.
+A sub-layer is trained alone (`trained_block`) or together with many others (`trained_together`). In the second case the
+parent runs once per training step, and sub-layers of one shape are a single module with stacked weights.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -30,19 +30,19 @@ from nas.training.batches import train_batch
 from nas.training.distillation.parts import modules_of
 from nas.training.distillation.sub_layers import SubLayer
 
-RATE_WIDTH = 96  # of the parent with which learning rates were chosen
-FIT_ROWS = 8  # tokens, per row of a linear FFN, over which it is fitted
+RATE_WIDTH = 96  # width of the parent with which the learning rates were chosen
+FIT_ROWS = 8  # a linear FFN is fitted over this many tokens per row of its weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockwiseDistillation:
     """Settings for training sub-layers by AdamW at a constant rate; norms freeze after `freezing_share` of the steps.
 
-    tokens: tokens on which each is trained; more if they are too few for `least_steps`. batch: sequences per step;
-        fewer if they are so long that `tokens` would not last for `least_steps`.
-    polynomial_rate, power8_rate: rates for forms that are first fitted to the parent; larger steps undo the fit
-        (`rate_of`).
-    lowered: whether factors of products are in bf16, on a CPU; fits are in fp32.
+    tokens: training tokens of each sub-layer; more are used if they would give fewer than `least_steps` steps.
+    batch: most sequences per step; fewer are used if `tokens` would otherwise give fewer than `least_steps` steps.
+    polynomial_rate, power8_rate: learning rates for polynomial activations and eighth powers, which are first fitted to
+        the parent; larger steps undo the fit (`rate_of`).
+    lowered: whether the factors of matrix products in training are rounded to bf16 (on a CPU only; fits are in fp32).
     """
 
     tokens: int = 32_768
@@ -55,7 +55,7 @@ class BlockwiseDistillation:
     lowered: bool = False
 
     def rate_of(self, parent: Parent, sub_layer: SubLayer) -> float:
-        """Return the learning rate of an alternative; a linear gate fits the parent badly, so it takes the largest.
+        """Return the learning rate for a sub-layer. A linear gate fits the parent badly, so it gets the largest rate.
 
         Errors on held-out hidden states at three layers of SmolLM2, without training and after 64 steps of 512 tokens:
 
@@ -65,14 +65,14 @@ class BlockwiseDistillation:
                           layer 20  0.010  0.006  0.009   0.018  0.038
             eighth powers, layer 2  0.069  0.011  0.016*  0.036  0.040     *: 2e-4
 
-        A sub-layer that keeps the parent's form and has another norm begins near it, so its rate falls with the
-        width. KL of Gemma 3 270M (width 640, 4,096 tokens; the builtin parent, width 96, is best at 1e-3):
+        A sub-layer with the parent's form and another norm starts near the parent's function, so its rate falls with
+        the width. KL of Gemma 3 270M (width 640, 4,096 tokens; the builtin parent, width 96, is best at 1e-3):
 
             rate                                   0      1e-4   1e-3
             frozen norm, attention, layers 0 and 8  0.000  0.001  0.114;  0.147  0.020  0.186
             frozen norm, FFN, layers 0 and 8        0.004  0.014  0.176;  0.001  0.004  0.373
 
-        Source: Yang et al. 2022, Tensor Programs V, arXiv 2203.03466, table 3: rates of Adam are as 1 / width.
+        Source: Yang et al. 2022, Tensor Programs V, arXiv 2203.03466, table 3: Adam's rates go as 1 / width.
         """
         if sub_layer.form == "power8":
             return self.power8_rate
@@ -96,7 +96,7 @@ DEFAULT = BlockwiseDistillation()
 
 
 class HiddenStates(NamedTuple):
-    """Input and output of a layer of the parent, each steps x batch x T x d_model."""
+    """Input (`read`) and output (`left`) of a layer of the parent, each steps x batch x T x d_model."""
 
     read: Tensor
     left: Tensor
@@ -105,7 +105,7 @@ class HiddenStates(NamedTuple):
 def trained_block(
     parent: Parent, sub_layer: SubLayer, hidden_states: HiddenStates, settings: BlockwiseDistillation
 ) -> Block:
-    """Return the parent's layer with another sub-layer, trained to reproduce the output of the parent's layer."""
+    """Return the parent's layer with `sub_layer` in it, trained on `hidden_states` to reproduce its original output."""
     block = fitted_block(parent, sub_layer, hidden_states)
     moved = [value for value in block.parameters() if value.requires_grad]
     if not moved:
@@ -125,11 +125,11 @@ def trained_block(
 
 
 def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenStates) -> Block:
-    """Return the parent's layer with another sub-layer, the only part that requires gradients.
+    """Return the parent's layer with `sub_layer` in it, which is the only part that requires gradients.
 
-    A linear FFN starts at its least-squares fit over the first steps, a polynomial activation at that over the first
-    step, queries for eighth powers with the length that fits the first step best, others as in a candidate.
-    hidden_states: those of at least `steps_to_fit` steps.
+    A linear FFN and a polynomial activation start at the least-squares fit to the parent's layer, and queries for
+    eighth powers at the length that fits best. Other forms start as in a candidate (`transferred`). A linear FFN is
+    fitted over the first `steps_to_fit` of the steps in `hidden_states`, the other two over the first step.
     """
     theirs, device = parent.model.architecture.layers[sub_layer.depth], hidden_states.read.device
     block = _untrained(parent, sub_layer).to(device)
@@ -149,7 +149,7 @@ def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenState
 
 
 def steps_to_fit(stream: Tensor) -> int:
-    """Return the number of steps over which a linear is fitted. stream: steps x batch x T x d_model."""
+    """Return the number of steps over which a linear FFN is fitted. stream: steps x batch x T x d_model."""
     return -(-FIT_ROWS * stream.shape[-1] // stream[0, :, :, 0].numel())
 
 
@@ -174,10 +174,10 @@ def _untrained(parent: Parent, sub_layer: SubLayer) -> Block:
 
 
 def distillation_error(made: Tensor, read: Tensor, left: Tensor) -> Tensor:
-    """Return a layer's squared error / mean square of what the parent's layer adds to the stream, averaged over T.
+    """Return a layer's mean squared error relative to what the parent's layer adds to the stream: a scalar.
 
-    made: the layer's output. read, left: input and output of the parent's layer; each batch x T x d_model. The ratio
-        gives positions equal weight, since the first one's numbers are far larger.
+    The error at each position is divided by the mean square of that addition, since the first position's numbers are
+    far larger. made: the layer's output. read, left: input and output of the parent's layer; each batch x T x d_model.
     """
     return ((made - left).square().mean(dim=(0, 2)) * weights_by_position(read, left)).mean()
 
@@ -191,7 +191,7 @@ def trained_together(
     seq_len: int,
     device: str,
 ) -> dict[SubLayer, Block]:
-    """Train the layers with these sub-layers together on a device, and return them."""
+    """Train all these sub-layers together on a device, each in the parent's layer; return that layer for each."""
     model, num_steps, batch = parent.decoder().to(device), settings.num_steps(seq_len), settings.batch_of(seq_len)
 
     @torch.no_grad()

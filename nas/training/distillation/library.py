@@ -1,8 +1,8 @@
-"""The block library: every sub-layer that may replace one of the parent's, trained alone on its hidden states.
+"""The block library: every sub-layer that may replace one of the parent's, trained alone on the parent's hidden states.
 
-On a CPU it is trained layer by layer, so that memory holds only the input and output of one of the parent's layers.
-Several threads train one alternative each; their number and order change no result. On a GPU, as many alternatives as
-fit train at once (`trained_together`).
+On a CPU, sub-layers are trained layer by layer, so that memory holds only the input and output of one parent layer.
+Several threads train one sub-layer each; their number and order change no result. On a GPU, as many sub-layers as fit
+are trained at once (`trained_together`).
 
 A block score is the change of the parent's predictions when one of its sub-layers is replaced. Scoring takes a few
 minutes on one core at the width of the builtin parent, once for each parent, corpus and set of forms. Scores are cached
@@ -75,7 +75,7 @@ COMPARED_AT_A_TIME = 1 << 22  # 16 MiB: larger tensors, freed and allocated agai
 def parent_hidden_states(
     parent: Parent, depths: Collection[int], corpus: Corpus, settings: BlockwiseDistillation, *, seq_len: int
 ) -> Iterator[tuple[int, HiddenStates]]:
-    """Yield these depths in order, each with its hidden states, valid until the next; the parent runs only once."""
+    """Yield each depth in rising order with its layer's hidden states, valid until the next; the parent runs once."""
     if not depths:
         return
     model, batch = parent.decoder(), settings.batch_of(seq_len)
@@ -104,10 +104,10 @@ def allocate_buffer(shape: tuple[int, ...], folder: Path, device: str = "cpu") -
 
 
 def settings_of(recipe: Recipe) -> BlockwiseDistillation:
-    """Return the settings with which a recipe trains sub-layers; `DEFAULT` if it trains none on their own.
+    """Return the settings with which a recipe trains new sub-layers alone; `DEFAULT` if it does not train them so.
 
-    For linear gates at SmolLM2's width, 64 steps of 4 sequences leave errors of 0.050, and 32 steps of 8 leave 0.056;
-    rates from 5e-4 to 2e-3 are equally good.
+    The batch is `micro_batch`: for linear gates at SmolLM2's width, 64 steps of 4 sequences leave errors of 0.050, and
+    32 steps of 8 leave 0.056. Rates from 5e-4 to 2e-3 are equally good.
     """
     tokens, lowered = recipe.distillation.blockwise_tokens if recipe.distillation else 0, recipe.precision == "bfloat16"
     return replace(DEFAULT, tokens=tokens, batch=recipe.scale.micro_batch, lowered=lowered) if tokens else DEFAULT
@@ -121,10 +121,10 @@ def initial_weights(
     device: str = "cpu",
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> dict[str, Tensor]:
-    """Return the deployed weights that a candidate starts from: its parent's and, if its recipe says so, the library's.
+    """Return the deployed weights a candidate starts from: its parent's and, with `blockwise_tokens`, the library's.
 
-    Frozen norms of the library's sub-layers are frozen from the start. on_progress: called with the share of missing
-        sub-layers that are trained.
+    Frozen norms of the library's sub-layers are frozen from the start. on_progress: called with the share, from 0 to 1,
+        of the missing sub-layers that have been trained.
     Raises UserError if the candidate does not fit, or the corpus has no sequence; OSError if writing fails.
     """
     recipe, source = candidate.recipe, parent.model
@@ -138,7 +138,7 @@ def initial_weights(
 
 
 class Library:
-    """Trained replacements of a parent's sub-layers, on disk next to the corpus, for candidates to start from."""
+    """Trained replacements of a parent's sub-layers, stored next to the corpus, for candidates to start from."""
 
     def __init__(
         self, parent: Parent, corpus: Corpus, settings: BlockwiseDistillation, *, seq_len: int, device: str = "cpu"
@@ -153,10 +153,10 @@ class Library:
         then: Callable[[SubLayer, Block], T],
         on_progress: Callable[[float], None] = lambda share: None,
     ) -> Iterator[dict[SubLayer, T]]:
-        """Train sub-layers, and yield what `then` returns for each and its layer, one depth at a time.
+        """Train sub-layers; yield the results of `then` by sub-layer, for one depth at a time.
 
-        then: may be called by several threads, each of which has as many torch threads as this one.
-        on_progress: called with the share that is done.
+        then: called with a sub-layer and the trained layer that contains it, maybe by several threads, each with as
+            many torch threads as the caller. on_progress: called with the share, from 0 to 1, that is done.
         """
         by_depth: dict[int, list[SubLayer]] = {}
         for sub_layer in wanted:
@@ -198,7 +198,7 @@ class Library:
                 yield {sub_layer: then(sub_layer, blocks[sub_layer]) for sub_layer in layer}
 
     def keep(self, sub_layer: SubLayer, block: Block) -> None:
-        """Write the weights of a trained sub-layer that a candidate needs. Raises OSError."""
+        """Write the deployed weights of a sub-layer to its file. block: the layer that contains it. Raises OSError."""
         weights = {
             f"layers.{sub_layer.depth}.{name}": value.cpu().contiguous()
             for name, value in deployed_weights(block).items()
@@ -210,10 +210,10 @@ class Library:
     def start(
         self, candidate: Candidate, on_progress: Callable[[float], None] = lambda share: None
     ) -> dict[str, Tensor]:
-        """Return the deployed weights, by node, of sub-layers that a parent lacks, after training what is missing.
+        """Return the deployed weights, by node, of the candidate's initial sub-layers that the parent lacks.
 
-        The candidate's recipe must have a distillation schedule. on_progress: called with the share of missing
-        sub-layers that are trained. Raises UserError and OSError as `initial_weights` does.
+        Sub-layers that are not in the library are trained first. The candidate's recipe must have a distillation
+        schedule. on_progress and errors: as in `initial_weights`.
         """
         distillation = candidate.recipe.distillation
         assert distillation is not None
@@ -232,7 +232,7 @@ class Library:
         return None
 
     def path(self, sub_layer: SubLayer) -> Path:
-        """Return the file for the weights of a sub-layer, which need not exist."""
+        """Return the path of a sub-layer's file of weights, which may not exist yet."""
         inner = "" if sub_layer.inner == "own" else f"-{sub_layer.inner}"
         name = f"{sub_layer.depth:03d}-{sub_layer.part}-{sub_layer.norm}-{sub_layer.form}{inner}"
         return self.folder / f"{name}.safetensors"
@@ -250,11 +250,11 @@ def block_scores(
     keep: bool = False,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> BlockScores:
-    """Return the scores of these layers' sub-layers at every depth of the parent, from the cache if they are in it.
+    """Return the block scores of these layers' sub-layers at every depth of the parent; cached scores are read again.
 
-    first_depth: earlier layers stay the parent's, and only their own sub-layers have scores. keep: whether to save the
-        trained sub-layers, for candidates to start from (`Library`). on_progress: called with the share of the work
-        that is done. Raises UserError if the corpus is too short, the cache is damaged, or a score is not finite.
+    first_depth: earlier layers stay the parent's, so they have only the scores of its own sub-layers, 0. keep: whether
+        to save the trained sub-layers (`Library`). on_progress: called with the share, from 0 to 1, that is done.
+    Raises UserError if the corpus is too short, the cache is damaged or a score is not finite; OSError if saving fails.
     """
     architecture = parent.model.architecture
     depths, parent_sub_layers = range(first_depth, architecture.num_layers), trained_sub_layers(architecture)

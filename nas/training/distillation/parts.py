@@ -35,9 +35,9 @@ def modules_of(layer: nn.Module, kind: PartKind) -> list[nn.Module]:
 class Gates:
     """Gates of the parts that are removed from a model, which starts as `initial_architecture` and ends as `trained`.
 
-    They depend on the step only. A gate g multiplies what attention adds to the residual stream. With s and f the
-    stream before and after an FFN, it replaces f by s + g (f - s). At g = 0 the part is removed from the model.
-    as_tensor: whether the gate is a tensor, which may change in compiled code.
+    All gates have one value g, which depends on the step only. What attention adds to the residual stream is multiplied
+    by g. An FFN that turns the stream s into f turns it into s + g (f - s) instead. At g = 0, the parts are removed.
+    as_tensor: whether g is a tensor, whose value compiled code reads anew in every run.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Gates:
         self._set(1.0)
 
     def move(self, *, step: int, num_steps: int) -> bool:
-        """Set the gates for step 0, 1, ..., num_steps; return whether parts were removed.
+        """Set the gates to their value after `step` steps, 0 to num_steps; return whether this call removed parts.
 
         After the last step, the model's architecture is `trained`.
         """

@@ -1,7 +1,7 @@
-"""Sub-layers (attention or an FFN with the norm before it), and the scores of replacing one of a parent's.
+"""Sub-layers (attention or an FFN with the norm before it), and the block scores of replacing one of a parent's.
 
-Forms that start as the same function and train alike share a score: a softmax with and without temperature or bounds, a
-leaky ReLU and a ReLU, one linear and two, an FFN with and without learned scalars.
+Forms that start as the same function and train in the same way share a score: a softmax with and without temperature or
+bounds, a leaky ReLU and a ReLU, one linear and two, an FFN with and without learned scalars.
 """
 
 import csv
@@ -23,7 +23,7 @@ ALIKE = {"softmax-temperature": "softmax", "bounded": "softmax", "leaky-relu": "
 
 
 class SubLayer(NamedTuple):
-    """One form of the attention or FFN at one depth. norm, form, inner: as in `Layer`; forms in ALIKE share a name."""
+    """Attention or an FFN at one depth, from 0. norm, form, inner: fields of its `Layer`; `ALIKE` merges forms."""
 
     depth: int
     part: PartKind
@@ -36,7 +36,7 @@ class SubLayer(NamedTuple):
 class BlockScores:
     """Scores of sub-layers. Raises UserError for one that is not finite.
 
-    divergences: KL(parent || parent with this sub-layer instead of its own), nats per token; 0 for its own.
+    divergences: KL(parent || parent with this sub-layer), nats per token; 0 for the parent's own sub-layers.
     """
 
     divergences: Mapping[SubLayer, float]
@@ -46,7 +46,7 @@ class BlockScores:
             raise UserError(f"block scores must be finite, but that of {odd[0]} is {self.divergences[odd[0]]}.")
 
     def by_layer(self, stages: Stages, parent: Architecture) -> Floats:
-        """Return the scores of a space's layers, (attention, FFN) x depth x layer, 0 where a layer is not offered.
+        """Return the scores of a space's layers, (attention, FFN) x depths x layers; 0 where a layer is not allowed.
 
         Raises KeyError if a score is missing.
         """
@@ -59,7 +59,7 @@ class BlockScores:
 
 
 def sub_layers_of(parent: Architecture, depth: int, layer: Layer) -> tuple[SubLayer, SubLayer]:
-    """Return the attention and the FFN of a layer, as they are trained if the candidate starts from a parent."""
+    """Return the attention and FFN that are trained for `layer` at `depth` if a candidate starts from `parent`."""
     alone = with_layers(parent, (layer,), (depth,)), with_layers(parent, (parent.layers[depth],), (depth,))
     (trained,) = student_architecture(*alone, spread=False).layers
     return _sub_layers(depth, trained)

@@ -42,7 +42,7 @@ class Lesson(NamedTuple):
     """Functions that compare a model with its parent on a micro-batch; None for a comparison that is not wanted.
 
     distilled: takes hidden, weight, targets, share, cap and run, as `nas.model.cross_entropy.distilled` does.
-    hidden_state_error: `Teacher.hidden_state_error` with the parent's hidden states.
+    hidden_state_error: maps the model's hidden states to their error, as `Teacher.hidden_state_error` defines it.
     """
 
     distilled: Callable[..., Distilled] | None
@@ -50,7 +50,7 @@ class Lesson(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """The most likely next tokens after each token: ids, int64, and log-probabilities, both batch x T x tokens."""
+    """A parent's n most likely next tokens after each token: ids, int64, and log-probabilities, both batch x T x n."""
 
     tokens: Tensor
     log_probabilities: Tensor
@@ -62,7 +62,7 @@ class Predictions(NamedTuple):
 
 
 class Kept:
-    """A file with one record per sequence, at the position of the sequence's index; without a path nothing is kept.
+    """A cache file with one record per sequence, placed by the sequence's index. path: None to cache nothing.
 
     dtype, shape: of one record.
     """
@@ -72,7 +72,7 @@ class Kept:
         self.num_bytes = dtype.itemsize * int(np.prod(shape))
 
     def all(self, indices: Sequence[int], inputs: Tensor, computed: Callable[[Tensor], Records]) -> Records:
-        """Return the records of these sequences in order; `computed` makes missing ones from inputs, to be kept."""
+        """Return the records of these sequences in order; compute and cache missing ones. inputs: sequences x T."""
         records = {index: self._read(self.path, index) if self.path else None for index in indices}
         missing = [place for place, index in enumerate(indices) if records[index] is None]
         if missing:
@@ -116,18 +116,18 @@ class Teacher(ABC):
     def lessons(
         self, indices: Sequence[int], inputs: Tensor, num_parts: int, *, predictions: bool, hidden_states: bool
     ) -> Iterator[Lesson]:
-        """Yield the lesson of each of `num_parts` equal parts of a batch, with predictions and hidden states if wanted.
+        """Yield the lesson of each of `num_parts` equal parts of a batch.
 
-        inputs: batch x T, the sequences with these indices in the corpus.
+        inputs: batch x T, the sequences with these indices in the corpus. predictions, hidden_states: what to compare.
         """
 
     def hidden_state_error(self, wanted: Tensor, hidden_states: Sequence[Tensor]) -> Tensor:
-        """Return the relative error of a model's hidden states after the parent's norms, one for each layer.
+        """Return the relative squared error of a model's hidden states, averaged over layers and positions: a scalar.
 
-        Norms keep the few far larger features from dominating. The error is a scalar: squared error / mean square,
-        averaged over layers and positions.
-        wanted: as `normed` returns it. hidden_states: as `Decoder.features` returns them for the same sequences, each
-            batch x T x d_model.
+        Hidden states are compared after the parent's norms, so that the few far larger features do not dominate. The
+        squared error is divided by the mean square of the parent's.
+        wanted: as `normed` returns it. hidden_states: as `Decoder.hidden_states` returns them for the same sequences,
+            each batch x T x d_model.
         """
         errors = []
         for norm, stream, parents in zip(self.readers, hidden_states[1:], wanted.float().unbind(1), strict=True):
@@ -146,10 +146,10 @@ class Teacher(ABC):
 
 @final
 class CachedTeacher(Teacher):
-    """A parent on a CPU. Its outputs do not depend on what is cached, nor on the batch of a sequence.
+    """A parent on a CPU. Its outputs do not depend on what is cached, nor on the other sequences of a batch.
 
-    lowered: whether factors of products are in bf16. most_likely: tokens of each prediction; the rest of the vocabulary
-        counts as one more.
+    lowered: whether the factors of matrix products are rounded to bf16. most_likely: number of tokens in a prediction;
+        the rest of the vocabulary counts as one more.
     predictions_path, hidden_states_path: cache files; None for no cache.
     """
 
@@ -218,9 +218,9 @@ class CachedTeacher(Teacher):
 
 @final
 class LiveTeacher(Teacher):
-    """A parent that runs with the model that learns from it. Nothing is stored; divergences are over the vocabulary.
+    """A parent that runs with the model that learns from it. Nothing is stored; predictions cover the whole vocabulary.
 
-    lowered: whether factors of products are in bf16; hidden states, norms and logits are in fp32 either way.
+    lowered: whether factors of products are rounded to bf16; hidden states, norms and logits are in fp32 either way.
     layer_function: runs the layers, as in `Decoder`.
     """
 
@@ -258,7 +258,7 @@ class LiveTeacher(Teacher):
 def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:
     """Return the parent as a teacher: on a GPU it runs with the model; on a CPU its outputs are cached.
 
-    Outputs are cached next to the corpus, if the disk has room for them.
+    A cache is a file next to the corpus; it is not made if it would take more than a quarter of the free disk.
     """
     lowered = recipe.precision == "bfloat16"
     if torch.device(device).type != "cpu":
