@@ -57,7 +57,7 @@ def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], token
 
 
 def weights_by_position(read: Tensor, left: Tensor) -> Tensor:
-    """Return 1 / mean square of what a layer adds to the stream at each of T positions; it is far larger at the first.
+    """Return 1 / mean square of what a layer adds to the stream at each of T positions; it is smallest at the first.
 
     read, left: input and output of the layer, batch x T x d_model.
     """
@@ -84,7 +84,8 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
     branch = left - stream if ffn.residual is None else (left - ffn.residual(stream, zero)) * ffn.residual.alpha
     wanted = branch / ffn.scale
     if ffn.norm is not None:
-        wanted = wanted / ffn.norm.get_parameter("weight")  # only the direction of the norm's input is known
+        gain = ffn.norm.get_parameter("weight")  # where it is 0, as in Gemma 3, nothing is known of the norm's input
+        wanted = torch.where(gain == 0, 0, wanted / gain)
     weight = weights_by_position(read, left).sqrt()[None, :, None]
     rows, targets = ((weight * values).flatten(0, 1).double() for values in (inputs, wanted))
     ridge = RIDGE * rows.square().sum() / rows.shape[1] * torch.eye(rows.shape[1]).to(rows)

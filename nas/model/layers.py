@@ -63,7 +63,7 @@ class PlainDecoder(nn.Module):
     def step(self, tokens: Tensor, past: Past) -> Tensor:
         """Return the logits after one more token of each sequence, batch x vocab, and add it to the past.
 
-        tokens: batch, the next token of each. Raises UserError beyond the context.
+        tokens: batch, the next token of each sequence. Raises UserError beyond the context.
         """
         return self.logits_of(self.continued(tokens[:, None], past))[:, 0]
 

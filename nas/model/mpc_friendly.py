@@ -1,4 +1,4 @@
-"""Replacements of softmax and GELU, equal to those of `costmodel.execution.op_functions`; exports include this code."""
+"""Replacements of softmax and GELU, computed as in `costmodel.execution.op_functions`; exports include this code."""
 
 import math
 from collections.abc import Callable
@@ -109,7 +109,7 @@ def positive_scores(
 ) -> Tensor:
     """Return the numerators of the attention weights: at least 0, and 0 where masked; batch x heads x queries x keys.
 
-    The queries are those of the last tokens. With eighth powers, the first token's numerator is 1 if it is given.
+    The queries are those of the last tokens. With eighth powers, the first query's is 1 if all are given.
     """
     scores, seen = causal_scores(queries, keys, temperature, cap)
     scores = scores if bound is None else scores - bound.weight[:, None, None]

@@ -67,7 +67,7 @@ def norm_of(settings: dict[str, Any] | None, parts: Parts) -> nn.Module:
 
 
 class Past:
-    """Keys and values of earlier positions, by index among layers with attention; methods as of transformers."""
+    """Keys and values of earlier positions, by index among layers with attention; a cache as in transformers."""
 
     def __init__(self, kept: dict[int, tuple[Tensor, Tensor]] | None = None) -> None:
         self.kept = {} if kept is None else kept  # each batch x heads x T x head_dim
@@ -77,7 +77,7 @@ class Past:
         return self.kept[0][0].shape[-2] if self.kept else 0
 
     def update(self, keys: Tensor, values: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """Append keys and values, batch x heads x T x head_dim, of the layer at `place`; return those so far."""
+        """Append keys and values, batch x heads x T x head_dim, of the layer at `place`; return all so far."""
         if place in self.kept:
             before = self.kept[place]
             keys, values = torch.cat((before[0], keys), dim=-2), torch.cat((before[1], values), dim=-2)

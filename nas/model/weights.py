@@ -115,7 +115,7 @@ def normalise(model: Decoder, settings: Normalisation, generator: torch.Generato
 
 
 def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int, int]]:
-    """Return each linear to normalise, the number of its first rows that are, and of the matrices that they form.
+    """Return, for each linear to normalise, how many of its first rows are normalised and how many matrices they form.
 
     If query heads share key heads, as many rows of queries as there are of keys form a matrix. Raises UserError for a
     shaped block, whose queries start at 0 and have no direction, or if no layer has such linears.

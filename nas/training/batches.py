@@ -43,7 +43,7 @@ def train_batch(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: in
 
 
 def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> list[int]:
-    """Return the indices of the sequences of step 0, 1, ...: each once per epoch, in an order drawn for the epoch."""
+    """Return the indices of the sequences of step 0, 1, ...: each once per epoch, in an order by seed and epoch."""
     count = num_sequences(corpus, "train", seq_len)
     places = range(step * batch, (step + 1) * batch)
     return [int(epoch_order(seed, place // count, count)[place % count]) for place in places]

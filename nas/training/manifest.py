@@ -48,7 +48,7 @@ def is_training(folder: Path) -> bool:
 
 
 def training_tokenizer(folder: Path, corpus: str) -> Path:
-    """Return the folder of a training's tokenizer: in its own folder or, by default, that of the corpus fingerprint."""
+    """Return a training's tokenizer folder: inside `folder` if it exists there, else that of the corpus fingerprint."""
     own = folder / TOKENIZER_FOLDER
     return own if (own / TOKENIZER_FILE).is_file() else tokenizer_folder(corpus)
 

@@ -109,7 +109,7 @@ def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
 
 
 def require_memory(memory: Memory, available: int | None, num_trials: int = 1) -> None:
-    """Raise UserError if `num_trials` trainings at once need more than the available bytes; None for unknown: pass."""
+    """Raise UserError if `num_trials` trainings at once need more than the available bytes; None (unknown) passes."""
     if available is not None and num_trials * memory.total > available:
         at_a_time = f" for each of {num_trials} trials at a time" if num_trials > 1 else ""
         raise UserError(

@@ -122,7 +122,7 @@ COLUMNS = tuple(field.name for field in fields(StepMetrics))
 
 
 class MetricsLog:
-    """Appends steps and diagnoses to files in a folder; `flush` writes them to disk. Raises OSError, e.g. if full.
+    """Appends steps and diagnoses to files; `flush` writes them to disk. Raises OSError, e.g. if the disk is full.
 
     last_step: last step of earlier processes to keep; rows after it are removed.
     """

@@ -31,7 +31,7 @@ class Losses(NamedTuple):
     """Scalar losses of a batch, not multiplied by their weights. The error of hidden states is not among them.
 
     cross_entropy: mean over tokens, nats. penalty: of `EntropyPenalty`, nats^2; 0 if unused. distillation: KL(parent ||
-        model), mean over tokens, nats; 0 if unused. In the result of `forward`, only the penalty surely has gradients.
+        model), mean over tokens, nats; 0 if unused. From `forward`, the penalty has gradients; others may not.
     """
 
     cross_entropy: Tensor
@@ -120,8 +120,8 @@ class EntropyPenalty(nn.Module):
     """The entropy regulariser of all layers and heads, with its learned thresholds (layers x heads, shares of E_max).
 
     num_heads: the largest number of heads of a layer; thresholds of missing heads do not change. With the deviation
-    d = E - threshold * E_max of an entropy E, the penalty is d^2 where |d| > margin * E_max, else 0. It is not
-    multiplied by the regulariser's weight.
+    d = E - threshold * E_max of an entropy E, the penalty is d^2 where |d| > margin * E_max, else 0; the regulariser's
+    weight is not included.
 
     Source: arXiv 2501.03489, Algorithm 1.
     """

@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 FORMAT = 4  # of the stored files; raised when numbers change
 MOST_IN_MEMORY = 1 << 28  # numbers, 1 GiB; larger tensors are in memory-mapped files
-MOST_TOGETHER = 1 << 30  # numbers in alternatives that train at once on a GPU, 4 GiB; gradients and moments take more
+MOST_TOGETHER = 1 << 30  # numbers in sub-layers that train at once on a GPU, 4 GiB; gradients and moments take more
 SCORED_TOKENS = 8_192  # of the validation split: the standard error of most scores is then a few percent
 MOST_PREDICTED = 1 << 27  # numbers, 512 MiB: scoring SmolLM2 on 2,688 tokens takes as long as training the sub-layer
 LOGITS_AT_A_TIME = 1 << 26  # 256 MiB; each product reads the table of the vocabulary
@@ -250,7 +250,7 @@ def block_scores(
     keep: bool = False,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> BlockScores:
-    """Return the block scores of these layers' sub-layers at every depth of the parent; cached scores are read again.
+    """Return the block scores of these layers' sub-layers at every depth of the parent; cached scores are reused.
 
     first_depth: earlier layers stay the parent's, so they have only the scores of its own sub-layers, 0. keep: whether
         to save the trained sub-layers (`Library`). on_progress: called with the share, from 0 to 1, that is done.

@@ -37,7 +37,7 @@ class Gates:
 
     All gates have one value g, which depends on the step only. What attention adds to the residual stream is multiplied
     by g. An FFN that turns the stream s into f turns it into s + g (f - s) instead. At g = 0, the parts are removed.
-    as_tensor: whether g is a tensor, whose value compiled code reads anew in every run.
+    as_tensor: whether g is a tensor, whose value compiled code reads again in every run.
     """
 
     def __init__(

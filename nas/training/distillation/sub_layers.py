@@ -23,7 +23,7 @@ ALIKE = {"softmax-temperature": "softmax", "bounded": "softmax", "leaky-relu": "
 
 
 class SubLayer(NamedTuple):
-    """Attention or an FFN at one depth, from 0. norm, form, inner: fields of its `Layer`; `ALIKE` merges forms."""
+    """Attention or an FFN at one depth, from 0. norm, form, inner: as in its `Layer`; `ALIKE` merges forms."""
 
     depth: int
     part: PartKind
