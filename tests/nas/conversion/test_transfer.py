@@ -206,6 +206,16 @@ def test_a_fit_is_nearer_to_the_parent_than_the_start(base, theirs: str, ours: s
     assert error(parent, student) < 0.75 * before
 
 
+def test_a_norm_after_a_fitted_ffn_may_have_gains_of_0_as_in_gemma_3() -> None:
+    parent, student = parent_and_student(replace(LLAMA, block="gemma2"), "SM+RMS+GeGLU", "2xMSMFo")
+    with torch.no_grad():
+        for model in (parent, student):
+            model.layers[1].ffn.norm.weight[:2] = 0.0
+    before = error(parent, student)
+    fit(parent, student)
+    assert error(parent, student) < 0.75 * before
+
+
 def test_a_square_without_a_gate_is_not_fitted_and_squared_gates_are_nearer_than_linear_ones() -> None:
     gated, square = (parse(name, LLAMA).architecture for name in ("SM+RMS+SwiGLU", "1xMSMXo-1xMSMQo"))
     assert fitted_parts(square, gated) == [Part(1, "ffn")]
