@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from nas.recipe.recipe import Recipe
 
@@ -54,7 +55,7 @@ def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) 
     pairs = list(parameters)
     is_cuda = any(parameter.is_cuda for parameter, _ in pairs)  # where steps may be captured as a graph
     decayed, rest = ([parameter for parameter, its in pairs if its == is_decayed] for is_decayed in (True, False))
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}],
         lr=_rate(recipe, is_cuda),
         betas=(recipe.beta1, recipe.beta2),
@@ -62,6 +63,9 @@ def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) 
         fused=True,
         capturable=is_cuda,
     )
+    # fused steps do not count as changes of a parameter, by which its copy in bf16 is renewed (`rounded`)
+    optimizer.register_step_post_hook(lambda *_: increment_version(decayed + rest))
+    return optimizer
 
 
 def _rate(recipe: Recipe, is_cuda: bool) -> float | Tensor:

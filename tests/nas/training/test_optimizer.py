@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nas.corpus.corpus import Corpus
+from nas.model.bf16_products import rounded
 from nas.model.decoder import build
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import candidate_at
@@ -40,6 +41,21 @@ LARGEST = math.log(4)  # 1.3863 nats: the goldens have sequences of 4 tokens
 )
 def test_schedule_by_hand(schedule, step, rate):
     assert learning_rate(Recipe(scale=SCALE, schedule=schedule), step) == pytest.approx(rate, abs=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_renews_the_copies_of_weights_in_bf16(optimizer):
+    made = candidate("SM+LN+G", SCALE)
+    objective = Objective(made, torch.Generator().manual_seed(0))
+    weights = [parameter for parameter in objective.parameters() if parameter.ndim == 2]
+    before = [rounded(weight).detach().clone() for weight in weights]
+    for parameter in objective.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for each in optimizers(objective, replace(made.recipe, optimizer=optimizer)):
+        each.step()
+    for weight, copy in zip(weights, before, strict=True):
+        assert rounded(weight).equal(weight.bfloat16())
+        assert not rounded(weight).equal(copy)
 
 
 def test_only_weights_of_linears_and_tables_decay():
