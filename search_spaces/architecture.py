@@ -40,7 +40,7 @@ class Layer:
     """The choices of one decoder layer.
 
     norm1, norm2: norm before attention and before the feed-forward network (FFN). The deviation of a `frozen-` norm
-        becomes a constant late in training, so that the norm is linear from then on.
+        becomes a constant during training, so that the norm is linear from then on.
     attention: softmax; `softmax-temperature` has a learned temperature per head and query position; `softmax-half` has
         half of the key heads (at least one) with their query heads; `2quad`, `power8`, `relu` and `bounded` are cheaper
         forms of softmax; `none` removes the attention.
@@ -238,7 +238,7 @@ def reader_norms(layer: Layer) -> list[Norm]:
 
 
 def default_final_norm(layers: Iterable[Layer], least: int = 0) -> Norm:
-    """Return the final norm that layers imply: the norm of highest rank before any attention or FFN, or `none`.
+    """Return the final norm that layers imply: the norm of highest rank (in NORMS) that precedes a part, or `none`.
 
     least: rank of the norms that the block always has (`least_rank`), below which the final norm's does not fall.
 
@@ -267,7 +267,7 @@ def is_live(layer: Layer) -> bool:
 
 
 def has_frozen_norms(architecture: Architecture) -> bool:
-    """Whether any norm is frozen late in training."""
+    """Whether any norm is frozen during training."""
     return not architecture.norms.isdisjoint(FROZEN_NORMS)
 
 

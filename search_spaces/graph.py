@@ -241,7 +241,7 @@ def added(costs: Iterable[Cost]) -> Cost:
 
 
 def edges_by_depth(graph: nx.DiGraph) -> list[list[Edge]]:
-    """Return the edges of each depth, one for every choice, in the order of the graph."""
+    """Return an `Edge` for every `Choice` of the graph: a list for each depth, in the order of its vertices."""
     places: dict[tuple[int, State], int] = {}  # keyed by the depth and state that a choice shares with its boundary
     counts = Counter[int]()
     for vertex in graph:

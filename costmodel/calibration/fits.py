@@ -106,8 +106,8 @@ def _testbed(
     )
 
 
-def paired(plan: Iterable[Series], timings: Sequence[Timing]) -> list[tuple[Series, Timing]]:
-    """Pair every series with its timing. A UserError is raised if a series has no timing, or not one for each run."""
+def paired(plan: Sequence[Series], timings: Sequence[Timing]) -> list[tuple[Series, Timing]]:
+    """Pair every series with its timing. Raises UserError if one is missing, or has not as many seconds as runs."""
     by_name = {timing.kind: timing for timing in timings}
     for series in plan:
         runs = sum(series.repeats[: len(series.sizes)])

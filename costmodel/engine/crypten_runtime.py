@@ -28,7 +28,7 @@ from costmodel.protocols.crypten import DEALER, NUM_PARTIES, WEIGHT_SCALE, Crypt
 
 
 class Alone:
-    """CrypTen's communicator for the dealer, which runs ops on zeros alone, so that nothing is sent."""
+    """CrypTen's communicator for the dealer. The dealer runs ops by itself, on zeros, so that nothing is sent."""
 
     def get_rank(self) -> int:
         return CLIENT

@@ -48,7 +48,7 @@ class Number(np.ndarray[Any, Any]):
 
 
 class Arithmetic:
-    """An engine's emulated fixed point, in the form of a library for the functions of ops; it replaces some of these.
+    """An engine's emulated fixed point: the `library` that functions of ops compute with; it replaces some functions.
 
     margin: limits are divided by it, because other text has larger numbers. num_sequences: number of sequences in the
     data. num_extreme: how many of these, the last, have rare tokens; imprecise inverse roots in them are not counted.

@@ -126,7 +126,10 @@ def _check(**values: float) -> None:
 
 
 def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
-    """Return the work of an op by unit; for a matrix product that of all tiles, since each reads its operands again."""
+    """Return an op's amounts of work by unit, such as `elements`, by which seconds per unit are multiplied.
+
+    A matrix product counts all its tiles, each with the operands that it reads again.
+    """
     if not op.is_product:
         return op.work
     engine = ENGINE_PROTOCOLS[protocol]

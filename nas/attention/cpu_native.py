@@ -36,7 +36,9 @@ MAPS = Path("/proc/self/maps")  # of Linux: lists the files that this process ha
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return output and row entropy in nats, not clamped; both can be differentiated once, but not by torch.func.
+    """Return the output of causal attention, scaled by 1 / sqrt(head_dim), and the entropy of its rows in nats.
+
+    Entropies are not clamped to their range. Both can be differentiated once, but not by torch.func.
 
     queries, keys, values: batch x heads x T x head_dim, all fp32 or all bf16, on the CPU; output and gradients have the
         same shape and type. Entropy, batch x heads x T, and arithmetic are in fp32. Raises UserError for other operands

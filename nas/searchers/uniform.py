@@ -12,7 +12,7 @@ from search_spaces.notation import Member
 
 @final
 class Stratified(Strategy):
-    """Draws uniformly within slices of cost, slices with the fewest members first, without repetition."""
+    """Draws without repetition, uniformly from the slice of latency with the fewest members drawn so far."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.draws = Draws(problem.feasible)

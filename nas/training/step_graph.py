@@ -134,7 +134,7 @@ class StepGraph:
         self.drop()
 
     def drop(self, *, for_good: bool = False) -> None:
-        """Drop the graph when the work changes; unless `for_good`, it is captured again after `WARM_UP` steps."""
+        """Drop the graph, as the work has changed; unless `for_good`, it is captured again after `WARM_UP` steps."""
         self.is_wanted = self.is_wanted and not for_good
         self._num_taken, self._num_bytes = 0, 0
         self._replay: Callable[..., Tensor] | None = None

@@ -229,7 +229,10 @@ class Checkpoint(NamedTuple):
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a text can be a checkpoint: an existing folder, a config.json, a GGUF file, or OWNER/NAME on the hub."""
+    """Whether a text means a checkpoint: a folder that exists, a config.json or .gguf file, or any OWNER/NAME or path.
+
+    Only folders are looked up. Texts with a colon, and YAML files, mean other things.
+    """
     is_file = is_gguf(name) or Path(name).name == CONFIG_FILE
     return is_file or os.path.isdir(name) or ("/" in name and ":" not in name and not name.endswith(".yaml"))
 

@@ -321,6 +321,6 @@ def _logits(model: Decoder, stream: Tensor) -> Iterator[tuple[slice, Tensor]]:
     features, size = model.read_out(stream).flatten(0, 1), model.architecture.vocab_size
     at_once, compared = max(1, LOGITS_AT_A_TIME // size), max(1, COMPARED_AT_A_TIME // size)
     for start in range(0, len(features), at_once):
-        for offset, logits in enumerate(model.logits_of(features[start : start + at_once]).split(compared)):
+        for offset, logits in enumerate(torch.split(model.logits_of(features[start : start + at_once]), compared)):
             first = start + offset * compared
             yield slice(first, first + len(logits)), logits
