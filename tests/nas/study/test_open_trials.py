@@ -107,7 +107,7 @@ def budgeted(make_meta: Any, *, seconds: float | None, places: int = 2, **change
     """Of 131,072 tokens in 128 steps, from scratch."""
     config = StudyConfig(budget_latency="5min", scale="smoke", **changes)
     recipe = study_recipe(replace(config, tokens=131_072), None)
-    resources = SimpleNamespace(at_a_time=places, gpus_per_trial=0.0, ray_address=None)
+    resources = SimpleNamespace(at_a_time=places, threads_per_trial=1, gpus_per_trial=0.0, ray_address=None)
     meta = make_meta(recipe=recipe, base=BASES["tiny"])
     given = {"feasible": None, "corpus": None, "second": None, "parent": None}
     study = SimpleNamespace(config=config, meta=meta, resources=resources, **given)
@@ -132,8 +132,8 @@ def test_tokens_are_cut_before_the_first_candidate_if_three_would_not_end(
     caplog.set_level("INFO", "nas")
     asked: list[float] = []
 
-    def rate(candidate: Candidate, device: str, *, num_beside: int, window_s: float) -> float:
-        assert num_beside == changes.get("places", 2) - 1
+    def rate(candidate: Candidate, device: str, *, num_threads: int, num_beside: int, window_s: float) -> float:
+        assert (num_threads, num_beside) == (1, changes.get("places", 2) - 1)
         asked.append(window_s)
         return rates[len(asked) - 1]
 
