@@ -29,6 +29,7 @@ from search_spaces.optima import Floats, frontier, member_of_optimum, stages_of
 BEYOND = 0.15  # of the range of costs: distance of the reference point from the budget, so that members there count
 NUM_DRAWS = 16  # of weights, each solved for every cost: takes seconds a generation
 NUM_SOLVED = 2  # times per draw; the second time linearised around a solution of the first
+REACH = 0.4  # nats above the best prediction that the reference point keeps at least, so that several members count
 NUM_RANDOM = 16  # members drawn evenly over costs, in case all draws share an error
 PRIOR_LOGIT = 3.0  # 19 of 20 trainings complete
 PRIOR_DEVIATION = 5.0  # standard deviation of the weights of counts, and of the logit around PRIOR_LOGIT
@@ -53,7 +54,8 @@ class Trellis(Strategy):
         self.features = features_of(self.stages, problem)
         self.draws = Draws(problem.feasible)
         edges = [edge for part in self.draws.slices for edge in part.latency_s_bounds]
-        self.reference = (max(edges) + BEYOND * (max(edges) - min(edges)), problem.reference_loss)
+        reference_loss = max(problem.reference_loss, self._best_prediction() + REACH)
+        self.reference = (max(edges) + BEYOND * (max(edges) - min(edges)), reference_loss)
 
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
@@ -92,6 +94,17 @@ class Trellis(Strategy):
             reference=self.reference,
         )
         return batch.suggestions(size, num_new=len(new), num_standing=len(standing), remaining=remaining)
+
+    def _best_prediction(self) -> float:
+        """Return the least loss within the budget by the prior, nats.
+
+        Where no member is expected to reach the reference loss, only the most uncertain ones, which are the worst,
+        would have an expected improvement.
+        """
+        intact = np.ones((len(self.stages.steps), 2))
+        optima = frontier(self.stages, self.features.additive(self.features.mean, intact))
+        members = [member_of_optimum(self.stages, optimum) for optimum in optima]
+        return float((self.features.rows(members) @ self.features.mean).min())
 
     def _observed(self, trained: Sequence[Observation]) -> dict[Member, Observed]:
         observed: dict[Member, Observed] = {}

@@ -13,6 +13,7 @@ from nas.searchers.strategy import Observation, RemainingBudget, SearchProblem, 
 from nas.searchers.surrogate import SEED_NOISE, Observations, features_of, fit, gap_share, gap_shares_closed
 from nas.searchers.trellis import Trellis, completion, completion_weights, expected_improvement
 from nas.searchers.uniform import Stratified
+from nas.training.distillation.sub_layers import BlockScores, sub_layers_of
 from search_spaces.bases import Dimensions
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
@@ -66,6 +67,29 @@ def asked_one_by_one(problem, remaining):
         remaining = remaining.after(is_proxy=suggestion.is_proxy)
         known[suggestion.member] = replace(end, deviation=0.02) if suggestion.is_proxy else end
         yield suggestion, known
+
+
+def test_where_no_member_is_expected_to_reach_the_reference_the_best_are_trained(problem):
+    parent = most_expensive(problem).architecture
+    stages = stages_of(problem.feasible)
+    sub_layers = {
+        sub_layer
+        for depth in range(parent.num_layers)
+        for layer in stages.layers
+        for sub_layer in sub_layers_of(parent, depth, layer)
+    }
+    kept = {sub_layer for depth, layer in enumerate(parent.layers) for sub_layer in sub_layers_of(parent, depth, layer)}
+    scores = BlockScores(divergences={sub_layer: 9.0 * (sub_layer not in kept) for sub_layer in sub_layers})
+    problem = replace(problem, parent=parent, parent_loss=2.0, short_finetune=True, blocks=scores, reference_loss=2.4)
+    strategy = Trellis(problem)
+    best = strategy.reference[1] - trellis.REACH
+    assert best > 2.4
+    remaining = RemainingBudget(proxy_evals=0, final_trainings=4)
+    expected = [
+        suggestion.expected for suggestion in strategy.suggestions(4, np.random.default_rng(0), [], [], remaining)
+    ]
+    assert min(expected) < best + trellis.REACH
+    assert max(expected) < best + 3 * trellis.REACH  # the worst are at more than 8
 
 
 def test_where_little_heals_a_parent_is_expected_where_it_is(problem):
