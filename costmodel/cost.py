@@ -21,10 +21,10 @@ class Price:
     """The cost of one op, a layer or a whole model; a field is None if it is not known.
 
     Attributes:
-        latency_s: Seconds (of a whole model from prompt to token), which are `compute_s` and `network_s` together.
-        sent_bytes: Bytes that all parties send, which are `online_bytes` and `setup_bytes` (offline) together.
+        latency_s: Seconds (of a whole model from prompt to token): `compute_s` + `network_s` if these are known.
+        sent_bytes: Bytes that all parties send: `online_bytes` + `setup_bytes` (offline) if these are known.
         key_bytes: Bytes of keys that a dealer sends each party before the run; no other field includes them.
-        rounds, messages: Waits on the critical path, and sends; whole numbers except in means over tokens or sequences.
+        rounds, messages: Number of waits on the critical path, and of sends; fractions in means over several tokens.
     """
 
     latency_s: float
@@ -82,7 +82,8 @@ _MEASURES = tuple(field.name for field in fields(Costs))
 class Budget:
     """Upper bounds on costs, in seconds and bytes; None is no bound. A cost that is not known exceeds every bound.
 
-    `also` has budgets under other protocols, by name. A UserError is raised if a bound is not positive and finite.
+    also: pairs of another protocol's name and the budget under it. A UserError is raised if a bound is not positive and
+    finite.
     """
 
     latency_s: float | None = None
@@ -106,7 +107,7 @@ class Budget:
         return {name: bound for name in _MEASURES if (bound := getattr(self, name)) is not None}
 
     def admits(self, costs: Costs | Price, also: Mapping[str, Costs] | None = None) -> bool:
-        """Return whether all costs are within the bounds; `also` are the costs under other protocols, by name."""
+        """Whether all costs are known and within the bounds. also: name of another protocol -> the costs under it."""
         known = also or {}
         return all(
             (cost := getattr(costs, name)) is not None and cost <= bound for name, bound in self.bounds.items()

@@ -1,7 +1,7 @@
 """The range of the data that costs were fitted on, and the parts of an op graph outside it.
 
-A dimension is inside if it lies between the least and the greatest value of the data, within `MARGIN`. Outside, costs
-are assumed to grow as the counts of the formulas do, which no measurement checks.
+A dimension is inside if it lies between the least and the greatest value in the data, give or take `MARGIN`. Outside,
+costs are assumed to grow with the counts in the formulas, which no measurement checks.
 """
 
 import math
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from costmodel import ops
 from costmodel.ops import Node
 
-MARGIN = 0.01  # relative; a fit does not resolve smaller differences
+MARGIN = 0.01  # relative difference, below which a fit cannot tell two sizes apart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataRange:
     """The range of the models in the data, all of which ran whole prompts and computed the logits of all tokens.
 
-    dimensions: The values of each dimension in the data, ascending, by its name in the function `dimensions`.
+    dimensions: Name of a dimension (as in the function `dimensions`) -> its values in the data, ascending.
     op_types: The types of op in the data, and the types that only move numbers.
     """
 
@@ -26,7 +26,7 @@ class DataRange:
     op_types: frozenset[type]
 
     def outside(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """Return the parts of a graph outside the data, such as `d_model 12 (data: 768)`."""
+        """Return, in words, the parts of a graph that are outside the data, such as `d_model 12 (data: 768)`."""
         values, least, most = dimensions(graph), 1 - MARGIN, 1 + MARGIN
         beyond_data = [
             f"{name} {_range(beyond)} (data: {_range(known)})"
@@ -47,7 +47,7 @@ class DataRange:
         return (*beyond_data, *ways, *(f"{name} (data: none)" for name in names))
 
 
-# op type that a deployment adds -> the name of that deployment
+# type of op that a deployment adds -> the deployment and that of the data, in words
 OTHER_WAYS: dict[type, str] = {
     ops.KeyValueCache: "phase decode (data: prefill)",
     ops.TakeRows: "projection last (data: all)",
@@ -61,11 +61,11 @@ def _batch(graph: Iterable[Node]) -> int:
 
 
 def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
-    """Return the values of each dimension in the ops of a model; empty if no op has it.
+    """Return name of a dimension -> its values in the ops of a model; an empty set if no op has the dimension.
 
     The names are d_model, d_ff, num_heads, vocab_size, seq_len (the greatest) and num_layers. `num_heads` and `seq_len`
-    are of one sequence. `d_ff` is the input width of linears that lead back to d_model, if it differs from d_model and
-    from the width of attention's output.
+    are those of one sequence. `d_ff` is the input width of linears whose output width is d_model, unless it is d_model
+    or the width of attention's output.
     """
     values: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "num_heads", "vocab_size", "seq_len")}
     batch = _batch(graph)
@@ -91,10 +91,10 @@ def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
 
 
 def describe(outside: Iterable[str]) -> str:
-    """Return `extrapolated: ` and the parts outside the data, each dimension once; empty if there are none.
+    """Return `extrapolated: ` and the texts of `DataRange.outside`, each dimension once; empty if there are none.
 
     `num_layers 6 (data: 12 to 18)` and `num_layers 10 (data: 12 to 18)` become `num_layers 6, 10 (data: 12 to 18)`. Of
-    several ratios for one type of op, such as `Linear 2.0x`, the largest is kept.
+    several ratios for one type of op, such as `Linear 2.0x`, only the largest is given.
     """
     values: dict[tuple[str, str], dict[str, None]] = {}
     for text in outside:

@@ -1,11 +1,11 @@
 """The package's exceptions that a command reports in one line, with their exit codes.
 
-OSError and MemoryError (exit code 1), ArgumentError (2) and Ctrl-C (130) are reported likewise; any other is a bug.
+OSError and MemoryError (exit code 1), ArgumentError (2) and Ctrl-C (130) are reported this way too; others are bugs.
 """
 
 
 class UserError(ValueError):
-    """Bad input: one line with the subject, rule, value and remedy. Nothing was written; exit code 2."""
+    """Bad input: a line that states the subject, rule, value and remedy. Nothing was written. Exit code 2."""
 
 
 class UnpricedOpError(UserError):
@@ -13,7 +13,7 @@ class UnpricedOpError(UserError):
 
 
 class InfeasibleError(UserError):
-    """A model or every member of a space exceeds the budget; the line names it or the cheapest member. Exit code 3."""
+    """A model, or every member of a space, exceeds the budget; the line names it or the cheapest one. Exit code 3."""
 
 
 class StoppedError(RuntimeError):
@@ -21,7 +21,7 @@ class StoppedError(RuntimeError):
 
 
 class OutOfRangeError(UserError):
-    """Numbers leave an engine's fixed-point range; the line states the op, the numbers and the limits.
+    """Numbers in a run leave an engine's fixed-point range; the line states the op, the numbers and the limits.
 
     with_fewer_bits: whether fewer fraction bits could bring the numbers into range.
     """

@@ -1,4 +1,4 @@
-"""`estimate` prices an op graph op by op under a protocol; `estimate_generation` prices several runs in turn."""
+"""`estimate` prices an op graph op by op under a protocol; `estimate_generation` prices a run for each new token."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -22,7 +22,10 @@ ENGINE = "SecretFlow-SPU 0.9.5"
 
 
 def cost_model_id(testbed: bytes, *parts: object) -> str:
-    """Return the version and twelve hexadecimal digits of a hash of a testbed file's bytes and of further values."""
+    """Return `VERSION-HASH`: COST_MODEL_VERSION, and twelve hexadecimal digits of a hash of all arguments.
+
+    testbed: content of the testbed file. parts: other values that the costs depend on.
+    """
     content = b"\0".join((testbed, *(str(part).encode() for part in parts)))
     return f"{COST_MODEL_VERSION}-{hashlib.sha256(content).hexdigest()[:12]}"
 
@@ -47,11 +50,11 @@ class Pricer(ABC):
     @property
     @abstractmethod
     def trust(self) -> Trust:
-        """Whom you must trust under the protocol."""
+        """Whom you must trust under the protocol, and who may be corrupted."""
 
     @property
     def of_first_run(self) -> "Pricer":
-        """The pricer of the first of several runs, which makes masks that the others reuse; itself without reuse."""
+        """The pricer of the first of several runs, which makes the reused masks; this pricer if no masks are reused."""
         return self
 
     @abstractmethod
@@ -61,13 +64,13 @@ class Pricer(ABC):
     def prices(self, nodes: Sequence[Node], price_node: Callable[[Node], Price] | None = None) -> list[Price]:
         """Return the cost of every node of a run, in order.
 
-        `price_node` stands in for `price`, for example to price equal ops once. A protocol under which the cost of a
-        node depends on the nodes around it does not call it.
+        price_node: called instead of `price`, for example to price equal ops once; not called by a protocol under which
+        the cost of a node depends on the nodes around it.
         """
         return [price_node(node) if price_node else self.price(node.op) for node in nodes]
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float] | None:
-        """Return the least and greatest latency, in seconds, that agree with the data; None if exact or not known."""
+        """Return the least and greatest latency (s) of a graph that agree with the data; None if exact or not known."""
         return None
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
@@ -82,7 +85,7 @@ class Pricer(ABC):
         return tuple(f"{name} {times:.1f}x" for name, times in multiples.items() if times > 1)
 
     def extrapolation(self, op: Op) -> float | None:
-        """Return the ratio of an op's work to the most work in the fitted data, at least 1; None if it is not known."""
+        """Return an op's amount of work over the largest in the fitted data, at least 1; None if it is not known."""
         return None
 
 
@@ -95,8 +98,8 @@ def outside_data(pricer: Pricer, graphs: Iterable[OpGraph]) -> str:
 class Estimate:
     """The costs of an op graph; `by_op` and `by_layer` sum to `total`.
 
-    `extrapolations` has `Pricer.extrapolation` of every op in `by_op`; `latency_s_range` and `extrapolated` are results
-    of the methods of `Pricer` for the whole graph. `Pricer` explains the other fields.
+    extrapolations: `Pricer.extrapolation` of every op in `by_op`. latency_s_range, extrapolated: results of the methods
+    of `Pricer` for the whole graph. `Pricer` explains the other fields.
     """
 
     protocol: str
@@ -115,8 +118,9 @@ class Estimate:
 class Generation:
     """The costs of new tokens, each from its own run.
 
-    `whole` has the nodes of the prompt's run, then the nodes of the last token's run, named `NAME@decode`, each with
-    the summed cost of that node in all runs after the prompt's. `by_token` has the cost of each token's run.
+    whole: the costs of all runs. Its nodes are those of the prompt's run, then those of the last token's run, named
+        `NAME@decode`, each with the node's cost summed over all runs after the prompt's.
+    by_token: the cost of each token's run.
     """
 
     whole: Estimate
@@ -130,7 +134,7 @@ def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
 
 
 def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
-    """Return the costs of one run per new token; the first is the prompt's, which also makes masks that others reuse.
+    """Return the costs of one run per new token; the first reads the prompt, and makes masks that later runs reuse.
 
     A UserError is raised for an op without formula.
     """

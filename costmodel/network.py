@@ -3,7 +3,7 @@
     network seconds = waited bytes x 8 / bandwidth + rounds x RTT / 2
 
 A round waits for one message, half a round trip. Bytes that both parties send at once count once on a full-duplex link,
-and share the bandwidth of a half-duplex one. Communication and computing are taken not to overlap.
+and share the bandwidth of a half-duplex link. Communication is assumed not to overlap with computing.
 """
 
 import math
@@ -22,8 +22,8 @@ class Network:
     """A network in which each pair of parties has its own link; all links are equal.
 
     Attributes:
-        bandwidth_bits_per_s: Payload of TCP, without headers and slow start, in each direction of a full-duplex link,
-            or in both directions together of a half-duplex link.
+        bandwidth_bits_per_s: Bits per second of TCP payload, without headers and slow start, in each direction of a
+            full-duplex link, or in both directions together of a half-duplex link.
         rtt_s: Round-trip time of an empty message.
         source: Where the figures come from.
 
@@ -70,7 +70,7 @@ NETWORKS: dict[str, Network] = {
 def load_network(name_or_path: str | Network | None) -> Network:
     """Return a preset by name, or the network in a `.yaml` file with the fields of `Network` as keys; `lan` for None.
 
-    A Network is returned as it is. A UserError is raised if a name is neither, or the file is not valid.
+    A Network is returned as it is. A UserError is raised for text that is neither, or a file that is not valid.
     """
     if isinstance(name_or_path, Network):
         return name_or_path
@@ -87,10 +87,10 @@ def load_network(name_or_path: str | Network | None) -> Network:
 
 
 def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) -> Network | None:
-    """Return the network `named`, or `lan`, with bandwidth and RTT replaced if given; None if no argument is given.
+    """Return the network `named` (default: lan), with bandwidth and RTT replaced if given; None if all are None.
 
-    `bandwidth` and `rtt` have units, such as `1Gbps` and `4ms`. A UserError is raised for an unknown network, text
-    without a unit, a bandwidth that is not positive or an RTT below 0.
+    `bandwidth` and `rtt` are texts with units, such as `1Gbps` and `4ms`. A UserError is raised for an unknown network,
+    text without a unit, a bandwidth that is not positive or an RTT below 0.
     """
     if (named, bandwidth, rtt) == (None, None, None):
         return None
@@ -108,8 +108,8 @@ def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) ->
 def network_s(network: Network, *, rounds: float, waited_bytes: float, pair_bytes: float) -> float:
     """Return the seconds that communication takes on a network.
 
-    `waited_bytes` are the bytes on the critical path of full-duplex links. `pair_bytes` are the bytes that two parties
-    send each other, averaged over pairs, which share the bandwidth of a half-duplex link.
+    rounds: messages on the critical path. waited_bytes: bytes on the critical path if links are full-duplex.
+    pair_bytes: bytes that two parties send each other, averaged over pairs; on a half-duplex link they share bandwidth.
     """
     num_bytes = waited_bytes if network.duplex == "full" else max(waited_bytes, pair_bytes)
     return num_bytes * 8 / network.bandwidth_bits_per_s + rounds * network.rtt_s / 2

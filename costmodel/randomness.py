@@ -33,8 +33,8 @@ SILENT_OT_BITS = 8 * BATCH_BYTES / (BATCH - KEPT)
 class CorrelationGenerator:
     """A way to make correlated randomness.
 
-    `bytes_of` returns, for a correlation and the bits of the ring, the bytes that all parties, or a separate dealer,
-    send to make it; `trusts` says which third party must be trusted; `source` is the source of the formula.
+    trusts: the third party that must be trusted, in words. source: source of the formula.
+    bytes_of: (correlation, bits of the ring) -> bytes that all parties, or a separate dealer, send to make it.
     """
 
     name: str
@@ -45,7 +45,7 @@ class CorrelationGenerator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorCost:
-    """The cost of a generator for a whole model; `network_s` is the seconds to send all its bytes, without rounds."""
+    """The bytes that a generator sends for a whole model, and the seconds to send all of them, without rounds."""
 
     generator: CorrelationGenerator
     setup_bytes: float
@@ -53,7 +53,7 @@ class GeneratorCost:
 
 
 def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> tuple[GeneratorCost, ...]:
-    """Return the cost of each of `GENERATORS` for a model's ops; encryption is left out unless the ring has 64 bits.
+    """Return the cost of each of `GENERATORS` for a model's ops, but of encryption only for a ring of 64 bits.
 
     A UserError is raised for an op that semi2k has no formula for.
     """
@@ -95,7 +95,7 @@ def _matrix_bits(correlation: Correlation, ring_bits: int, ot_bits: float) -> fl
     return 2 * min(left, inner * columns * _gilboa(correlation.bits, ot_bits, rows))
 
 
-# kind -> bits of (correlation, ring bits, bits of an OT)
+# kind of correlation -> function of correlation, bits of the ring and bits on the wire per OT, that returns bits sent
 OT_BITS: dict[str, Callable[[Correlation, int, float], float]] = {
     "product": lambda made, ring_bits, ot_bits: 2 * made.elements * _gilboa(made.bits, ot_bits),
     "square": lambda made, ring_bits, ot_bits: made.elements * _gilboa(made.bits, ot_bits),  # 2 a b of the shares

@@ -6,12 +6,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trust:
-    """The assumptions under which a protocol hides anything.
+    """The assumptions under which a protocol keeps inputs and weights secret.
 
-    num_parties: Computing parties, as priced and measured; `more_parties` says whether there may be more.
+    num_parties: Number of computing parties in prices and measurements. more_parties: Whether there may be more.
     adversary: What corrupted parties do; semi-honest ones follow the protocol, but try to learn what they can.
-    max_corrupted: Number of parties that may be corrupted together, whichever they are.
-    randomness: Who makes the correlated randomness, in words; `dealer` says whether that is a trusted dealer.
+    max_corrupted: Greatest number of parties, whichever they are, that may be corrupted and pool what they see.
+    randomness: Who makes the correlated randomness, in words. dealer: Whether a trusted dealer makes it.
     """
 
     num_parties: int
@@ -28,12 +28,12 @@ class Trust:
 
 
 def facts(trust: Trust) -> dict[str, Any]:
-    """Return all fields and the threshold as plain data."""
+    """Return all fields of a trust, and its threshold, as plain data."""
     return {**asdict(trust), "threshold": trust.threshold}
 
 
 def shown(public_layers: str | None, client_layers: int | None = None) -> str:
-    """Return the text after `described` on public layers, and on the client's first layers; empty if both are None."""
+    """Return in words what public layers, and layers that the client computes, reveal to whom; empty for None, None."""
     words = ""
     if public_layers is not None:
         words += (
@@ -49,13 +49,13 @@ def shown(public_layers: str | None, client_layers: int | None = None) -> str:
 
 
 def at_client(client_layers: int) -> str:
-    """Describe the part of a model that the client computes: the embedding and its first `client_layers` layers."""
+    """Return in words the part of a model that the client computes: embedding and first `client_layers` layers."""
     layers = "layer" if client_layers == 1 else f"{client_layers} layers"
     return f"embedding and first {layers}" if client_layers else "embedding"
 
 
 def described(trust: Trust) -> str:
-    """Return the trust in one line."""
+    """Return a trust in words, in one line."""
     return (
         f"{trust.num_parties} parties{' (or more)' if trust.more_parties else ''}, {trust.adversary}, "
         f"{trust.threshold} (at most {trust.max_corrupted} corrupted); "
@@ -64,6 +64,6 @@ def described(trust: Trust) -> str:
 
 
 def caption(trust: Trust) -> str:
-    """Return the trust in its shortest form, for figures."""
+    """Return a trust in a few words, for figures."""
     dealer = ", trusted dealer" if trust.dealer else ""
     return f"{trust.num_parties} parties, {trust.adversary}, {trust.threshold}{dealer}"

@@ -34,19 +34,19 @@ KINDS: dict[str, ModuleType] = {
 
 @cache
 def definitions() -> dict[str, Path]:
-    """Return every experiment by name: the YAML files here that state a kind."""
+    """Return the YAML file of every experiment, by its name: the files below CONFIGS that state a kind."""
     return {path.stem: path for path in sorted(CONFIGS.rglob("*.yaml")) if "kind" in load_mapping(path)}
 
 
 def list_experiments() -> None:
-    """List the experiments."""
+    """List the experiments with what they are about."""
     for name, path in definitions().items():
         sentence = re.findall(r"\A# (.*?[.?!])$", path.read_text(), re.DOTALL | re.MULTILINE)[0]
         print(name, sentence.replace("\n# ", " "), sep=": ")
 
 
 def settings_of(name: str, **changes: Any) -> Any:
-    """Return the settings of an experiment, with some keys changed; a UserError is raised for bad ones."""
+    """Return the settings of an experiment. changes: values in place of the YAML's. Raises UserError for bad ones."""
     data = load_mapping(definitions()[name]) | changes
     return decode(KINDS[data.pop("kind")].Settings, data, f"experiment {name}")
 

@@ -1,7 +1,7 @@
 """Measures training and search on one GPU in four minutes, or on a CPU, and writes the figures to gpu.csv.
 
-A plain GPT-2 in PyTorch is measured beside our trainings in the same run. Our steps are the trainer's, on random
-tokens, so that everything that a user's training does is in them. Ratios are medians over rounds.
+A plain GPT-2 in PyTorch is measured beside our trainings in the same run. Our training steps are those of the trainer,
+on random tokens, so that they include all that a user's training does. Ratios are medians over rounds.
 """
 
 import os
@@ -47,23 +47,24 @@ from search_spaces.notation import placement
 from search_spaces.resolve import resolve
 
 CSV_FILE = "gpu.csv"
-TOTAL_S: dict[Device, float] = {"cpu": 600, "cuda": 240}  # of all parts that run, by their shares
+TOTAL_S: dict[Device, float] = {"cpu": 600, "cuda": 240}  # seconds of all parts that run together
 ENDING_S = 10  # in which a search whose time is over writes its results and ends Ray
 SMALL_SEARCH = ("--scale", "smoke", "--tokens", "2048", "--num-trials", "2")
-WHOLE = ", float32"  # after the name of a training, where others are in bfloat16
+WHOLE = ", float32"  # added to the name of a training in float32 if others are in bfloat16
 PLAIN, COMPILED, OURS, REGULARISED = "plain", "plain compiled", "ours", "ours, entropy regularised"
 LAYERS = "SM+LN+G"
 ENDLESS = 10**12  # tokens, so that no training ends while it is measured
 
 
 class Sizes(NamedTuple):
-    """Sizes at a scale.
+    """Sizes of what is measured at a scale.
 
-    base, lengths, tokens: of the trained GPT-2: dimensions, sequence lengths, and tokens of a step at every length.
-    rounds, burst_s: rounds in which a step is measured, and seconds of a round.
-    parent_tokens, parent_length: numbers of tokens of a step from a parent, and length of its sequences.
-    blockwise_tokens: tokens to train each new sub-layer with which a candidate begins.
-    shared: scale of trainings that share a device, and how many do. usual, searched: scale and flags of the search.
+    base, lengths, tokens: the trained GPT-2's dimensions, sequence lengths, and tokens of a step at every length.
+    rounds, burst_s: number of rounds in which a step is measured, and seconds of a round.
+    parent_tokens, parent_length: tokens of a step of a training from a parent, each measured; length of a sequence.
+    blockwise_tokens: tokens on which each new sub-layer is trained before a candidate is assembled from them.
+    shared: scale of the trainings that share a device, and numbers of trainings at a time. usual: scale of the
+        trainings that are measured beside the search. searched: flags of the search.
     """
 
     base: Architecture
@@ -80,7 +81,7 @@ class Sizes(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The arguments of every part."""
+    """The arguments of every part. parent: name of the parent, as for `load_parent`, or None. rows: where rows go."""
 
     device: Device
     sizes: Sizes
@@ -138,7 +139,7 @@ class Settings:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Measure the chosen parts one after the other. Raises StoppedError at the end if one failed."""
+    """Measure the chosen parts one after the other, and write gpu.csv. Raises StoppedError at the end if one failed."""
     device = settings.device or usual_device()
     folder = Path(settings.output_dir) if settings.output_dir else RUNS / "experiments" / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +163,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def steps(place: Place) -> None:
-    """Measure training steps of GPT-2, in plain PyTorch and by the toolkit's trainer."""
+    """Measure training steps of GPT-2 in plain PyTorch and by the toolkit's trainer, and memory of the CUDA context."""
     for seq_len in place.sizes.lengths:
         plain = (_plain(place, seq_len, name) for name in (COMPILED, PLAIN))
         ours = (_way(place, name, _gpt2(place, seq_len, name)) for name in (OURS, REGULARISED))
@@ -224,9 +225,9 @@ def _way(
 def training(
     candidate: Candidate, device: str, initial: Mapping[str, Tensor] | None = None, parent: Parent | None = None
 ) -> Iterator[Callable[[], object]]:
-    """Yield a function that takes a step of the trainer on random tokens. Raises StoppedError if the training diverged.
+    """Yield a function that takes a step of the trainer on random tokens. Raises StoppedError if the training ended.
 
-    initial: weights to start from. parent: the teacher.
+    initial: weights to start from, None for random ones. parent: the teacher; None to train without one.
     """
     with TemporaryDirectory(prefix="nas-step-") as folder:
         corpus = random_corpus(candidate, Path(folder))
@@ -242,9 +243,10 @@ def training(
 
 
 def from_parent(place: Place) -> None:
-    """Measure tuning of a parent, distillation to layers without softmax and activations, and making initial weights.
+    """Measure steps that tune a parent, and steps and making of initial weights of a distillation from it.
 
-    On a CPU with bfloat16 units all of it is measured in float32 too.
+    The candidate has eighth powers in place of softmax, and quadratic functions in place of activations. On a CPU with
+    bfloat16 units, everything is measured in float32 too.
     """
     assert place.parent is not None
     is_cpu_with_units = place.device == "cpu" and has_bf16_units()
@@ -290,7 +292,7 @@ def _of_parent(
 
 
 def sharing(place: Place) -> None:
-    """Measure trainings that share a device, each in a process of its own."""
+    """Measure the total speed of trainings that share a device, each in its own process."""
     scale, counts = place.sizes.shared
     for count, rate in shared_rates(_usual(scale, place.device), place.device, counts).items():
         place.rows.add(f"{count} at a time, scale {scale}", rate, "tokens/s in all")
@@ -303,7 +305,7 @@ def _usual(scale: ScaleName, device: Device) -> Candidate:
 
 
 def searched(place: Place) -> None:
-    """Measure the default command's trainings on every device, then run a search to a front."""
+    """Measure default trainings on a core and a GPU, then a search. Raises StoppedError if the search has no front."""
     rows, scale, cores = place.rows, place.sizes.usual, len(os.sched_getaffinity(0))
     on_core = training_rate(_usual(scale, "cpu"), "cpu")
     rows.add(f"scale {scale}, on one core", on_core, "tokens/s")

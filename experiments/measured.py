@@ -20,7 +20,7 @@ from nas.malloc import release_freed_memory
 from nas.storage import replace_file
 
 COLUMNS = ("part", "name", "value", "unit", "card", "torch", "date")
-WARM_UP = {"cpu": 2, "cuda": 12}  # steps before the measured ones: code is compiled, and kernels are chosen
+WARM_UP = {"cpu": 2, "cuda": 12}  # steps before the measured ones, in which code is compiled and kernels are chosen
 GIB = 2**30
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -28,8 +28,9 @@ CPU_INFO = Path("/proc/cpuinfo")
 class Rows:
     """The rows of an experiment, written to a CSV file. A part that fails or exceeds its time does not stop the others.
 
-    path: the file, which is replaced at once; its folder must exist. device: `cuda` or `cpu`, whose name is in every
-    row. failed: names of the parts that have failed so far. A part's time is checked only where it asks for `left_s`.
+    path: the file, which is emptied at once; its folder must exist. device: `cuda` or `cpu`; the name of the GPU or of
+    the processor is in every row. failed: names of the parts that have failed so far. Whether the time of a part is
+    over is checked only when `left_s` is read.
     """
 
     def __init__(self, path: Path, device: str, console: Console) -> None:
@@ -39,7 +40,7 @@ class Rows:
         path.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
 
     def add(self, name: str, value: float | None, unit: str) -> None:
-        """Print a row of this part and write it. value: None if there is none, because the part failed."""
+        """Print a row of the present part, and append it to the file. value: None if the part failed."""
         text = "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
         self.console.print(f"{self._part}: {name}: {text} {unit}", soft_wrap=True, highlight=False)
         with self.path.open("a", encoding="utf-8", newline="") as file:
@@ -48,7 +49,7 @@ class Rows:
 
     @contextmanager
     def part(self, name: str, ends_s: float) -> Iterator[None]:
-        """Measure a part until a time of `time.monotonic`; what it raises is printed, and becomes a row."""
+        """Measure a part in a block, until `ends_s` of `time.monotonic`; an exception is printed, and becomes a row."""
         self._part, self._ends_s, since_s = name, ends_s, time.monotonic()
         try:
             yield
@@ -57,7 +58,7 @@ class Rows:
         self.add("the whole part", time.monotonic() - since_s, "s")
 
     def fail(self, error: Exception, subject: str = "") -> None:
-        """Print an error and write a row of it, so that this part has failed."""
+        """Print an error, write a row about it, and count the present part as failed. subject: what failed, or ''."""
         self.console.print("".join(traceback.format_exception(error)), soft_wrap=True, highlight=False)
         if self._part not in self.failed:
             self.failed.append(self._part)
@@ -66,16 +67,16 @@ class Rows:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left for this part. Raises StoppedError if there are none."""
+        """Seconds that are left for the present part. Raises StoppedError if there are none."""
         if (left_s := self._ends_s - time.monotonic()) <= 0:
             raise StoppedError(f"the time of part {self._part} is over; give it more with fewer --parts at a time.")
         return left_s
 
 
 class Way(NamedTuple):
-    """A way of training. tokens: number in a step. start: returns a context, whose value takes a step when called.
+    """A way of training. tokens: tokens of a step. start: returns a context, whose value takes a step when called.
 
-    predicted_bytes: memory, without the CUDA context; None if not predicted.
+    predicted_bytes: predicted memory, without the CUDA context; None if not predicted.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Way(NamedTuple):
 class Speed(NamedTuple):
     """Measured speed of a way of training. rates: tokens a second, by round. start_s: seconds until the warm-up ended.
 
-    num_recompiled: graphs compiled after it. peak_bytes: most memory of tensors on a GPU; None on a CPU.
+    num_recompiled: graphs compiled after the warm-up. peak_bytes: peak memory of tensors on a GPU; None on a CPU.
     """
 
     rates: list[float]
@@ -97,10 +98,10 @@ class Speed(NamedTuple):
 
 
 def speeds(ways: Iterable[Way], device: str, *, rounds: int, burst_s: float, rows: Rows) -> Iterator[tuple[Way, Speed]]:
-    """Measure ways of training over rounds of some seconds.
+    """Yield the ways of training that could be measured, with their speeds over `rounds` rounds of `burst_s` seconds.
 
-    On a GPU they are measured one after the other, each with the memory for itself; on a CPU they take turns, so that
-    other work on the machine affects them equally. If one fails, those after it are measured nevertheless.
+    On a GPU, ways are measured one after the other, so that each has the whole memory. On a CPU they take turns, so
+    that other work on the machine affects them equally; if one fails there, none is yielded. `rows` gets the errors.
     """
     groups = [(way,) for way in ways] if device == "cuda" else [tuple(ways)]
     for group in groups:
@@ -147,19 +148,19 @@ def _together(ways: Sequence[Way], device: str, rounds: int, burst_s: float) -> 
 
 
 def processor() -> str:
-    """Return the name of this machine's processor, as far as the system says."""
+    """Return the name of this machine's processor; its architecture, such as x86_64, if the system tells no name."""
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
 
 
 def num_compiled() -> int:
-    """Return the number of graphs that this process compiled."""
+    """Return the number of graphs that torch.compile compiled in this process so far."""
     return int(counters["stats"]["unique_graphs"])
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Replace a file by a table as text. Raises OSError."""
+    """Write a table with a header as CSV, in place of any file at `path`. Raises OSError."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     replace_file(path, text.getvalue())

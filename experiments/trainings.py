@@ -1,8 +1,8 @@
-"""Resumable trainings of an experiment, one thread on every core, whose results are saved as a table.
+"""Resumable trainings of an experiment, in a process of one thread per core, whose results are saved as a table.
 
-Every training saves checkpoints, so that an interrupted run resumes. Results are written to `outcomes.csv` beside them,
-where other plans with the same folder find them; those that took hours are committed in `experiments/data`. Both are
-used only while recipe and corpus are unchanged.
+Every training saves checkpoints, so that an interrupted run resumes. Results are written to `outcomes.csv` beside the
+checkpoints, where other plans with the same folder find them; results that took hours are committed in
+`experiments/data`. A result is used only while recipe and corpus are those of its training.
 """
 
 import csv
@@ -41,13 +41,14 @@ OUTCOMES_FILE = "outcomes.csv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The trainings to run: all rows, which name architectures on the base, with the first seed, then with the next.
+    """The trainings to run: all rows with the first seed, then all with the next seed.
 
     Attributes:
         name: For reports and tables.
-        parent: Where candidates start, `builtin`, a file or a folder.
+        base, dimensions, rows: A named base, changes of its dimensions, and names of architectures on it.
+        parent: Where candidates start: `builtin`, a file or a folder.
         tokens, recipe: Changes to the scale's recipe from a parent, as `nas.train --tokens` and `--recipe.*`.
-        committed: A file of outcomes in `experiments/data`.
+        committed: A file of outcomes in `experiments/data`; None if there is none.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Job(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The inputs that determine the result of a training."""
+    """The inputs that determine the result of a training. corpus: its fingerprint."""
 
     candidate_id: str
     corpus: str
@@ -79,14 +80,14 @@ class Key(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """A validation during a training, after a share of its tokens; the loss is in nats."""
+    """A validation during a training, after a share of its tokens, from 0 to 1. loss: nats per token."""
 
     share: float
     loss: float
 
 
 class Ended(NamedTuple):
-    """The result of a training; `perplexity` is None if it diverged, `rungs` are earlier validations in order."""
+    """The result of a training. perplexity: None if it diverged, for `reason`. rungs: earlier validations, in order."""
 
     perplexity: float | None
     tokens: int
@@ -99,7 +100,7 @@ COLUMNS = (*Key._fields, "row", "variant", *Ended._fields)
 
 
 class Recorded(NamedTuple):
-    """A saved result of a training."""
+    """A saved result of a training. row: the architecture's name. variant: the plan's name."""
 
     key: Key
     row: str
@@ -108,7 +109,7 @@ class Recorded(NamedTuple):
 
 
 def candidate_of(plan: Plan, row: str, parent: Parent) -> Candidate:
-    """Return the candidate of a row: its architecture, and the recipe of the plan."""
+    """Return the candidate of a row: the architecture that the row names, with the plan's recipe from the parent."""
     member = resolve(row, base_architecture(plan.base, plan.dimensions))
     recipe = recipe_at(
         plan.scale,
@@ -160,7 +161,7 @@ def training_pool() -> Executor:
 
 
 def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
-    """Return the results of a plan; those not found in its files are trained, in parallel on the usable cores."""
+    """Return the result of each training of a plan. What has no saved result is trained, in parallel on all cores."""
     parent = load_parent(plan.parent)
     corpus = _corpus(plan, parent)  # prepared once, before the processes need it
     keys = {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "Record", "Run", "Study", "TrainedMember", "load_run"]
 
-_MODULES = {"Record": "nas.run.ledger", "TrainedMember": "nas.run.members"}  # names that are not in nas.api
+_MODULES = {"Record": "nas.run.ledger", "TrainedMember": "nas.run.members"}  # of names that nas.api does not define
 
 
 def __getattr__(name: str) -> Any:

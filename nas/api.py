@@ -1,4 +1,4 @@
-"""Studies and runs as Python objects, and callbacks during a run: the public names of `nas`."""
+"""Studies and runs as Python objects, and callbacks during a run, which `nas` exports."""
 
 import time
 import warnings
@@ -20,7 +20,7 @@ from nas.run.tables import front_table, trial_table
 from nas.study.priced_study import PricedStudy, price_study
 from search_spaces.budget.feasible import check_feasible
 
-# The fields that a resumed run may change. Of these only devices and threads change the result of a given training.
+# The fields that a resumed run may change. Of these fields, only the last three can change the numbers of a training.
 RESUMABLE = (
     "budget_latency", "budget_comm", "budget_keys", "num_trials", "finalist_seeds", "time_budget", "time_limit",
     "trial_timeout",
@@ -30,10 +30,10 @@ RESUMABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Run(PlainRun):
-    """A run and its methods: tables, figures, report, other costs, more trials."""
+    """A run of a study, with methods that tabulate, draw and report it, compute other costs, and continue it."""
 
     def table(self, of: Literal["front", "trials"] = "front") -> Table:
-        """Return columns and rows of `pareto.csv` (the members of the front) or of `trials.csv` (all ended trials)."""
+        """Return the table of `pareto.csv` (members of the front) or, for `trials`, of `trials.csv` (ended trials)."""
         return front_table(self) if of == "front" else trial_table(self)
 
     def to_pandas(self, of: Literal["front", "trials"] = "front") -> Any:
@@ -46,7 +46,7 @@ class Run(PlainRun):
         return pandas.DataFrame(list(rows), columns=list(columns))
 
     def plot(self) -> tuple[Path, ...]:
-        """Draw the Pareto front into the folder's `plots/` and return the paths of the files.
+        """Draw the Pareto front as PNG and SVG into `plots/` of the run's folder, and return the paths of the files.
 
         Raises UserError if no trial is completed.
         """
@@ -57,15 +57,16 @@ class Run(PlainRun):
     def reprice(self, **prices: Any) -> "RepricedRun":
         """Return the run's trials at other costs. Nothing is trained again, and the ledger does not change.
 
-        prices: protocol, network, testbed and seq_len, by default the run's, and budget_latency, budget_comm and
-            budget_keys, by default none; they are written as in `StudyConfig`.
+        prices: protocol (only one) and seq_len, by default the run's; network and testbed, by default the run's if the
+            run uses the protocol; budget_latency, budget_comm and budget_keys, by default none. They are written as in
+            `StudyConfig`, but budgets cannot be shares of the parent's cost.
 
-        Raises UserError if no trial is completed, an op has no cost, or an option is unknown or excludes another.
+        Raises UserError if no trial is completed, an op has no cost, or an option has a bad value or excludes another.
         """
         return RepricedRun(run=self, what_if=reprice(self, **prices))
 
     def report(self, output: Path | None = None) -> Path:
-        """Write the run's report (report.html in its folder, unless another file is given) and return its path.
+        """Write the run's report as HTML and return its path. output: file; by default report.html in the run's folder.
 
         Raises UserError if the run's costs cannot be computed or the page cannot be written.
         """
@@ -74,9 +75,10 @@ class Run(PlainRun):
         return write_report(self, output)
 
     def resumed(self, **changes: Any) -> StudyConfig:
-        """Return the run's configuration with changes.
+        """Return the run's configuration with changes. changes: new values by field.
 
-        Raises UserError for another value of a field outside `RESUMABLE`, fewer trials, or an invalid value.
+        Raises UserError for an unknown field, a new value of a field outside `RESUMABLE`, a smaller `num_trials`, or an
+        invalid value.
         """
         config = self.config
         known = {field.name for field in fields(config)}
@@ -104,37 +106,37 @@ class Run(PlainRun):
     ) -> Self:
         """Continue the run, as `nas.Study.run` does, and return it in its new state.
 
-        changes: new values of fields in `RESUMABLE`: more trials, other budgets, limits, and where it runs. Under
-            another budget, finished trainings are kept; the front and new proposals respect the new one.
+        changes: new values of fields in `RESUMABLE`: more trials, other budgets or limits, or other machines. Under
+            another budget, finished trainings are kept; the front and new proposals respect the new budget.
 
-        Raises UserError for changes that `resumed` refuses, or if the cost model, corpus or tokenizer is not that of
-        the run; other errors as `nas.Study.run` does.
+        Raises UserError for changes that `resumed` refuses, or if the cost model, corpus or tokenizer has changed since
+        the run began; other errors as `nas.Study.run` does.
         """
         return self.read(_train(self.resumed(**changes), callbacks, console, began_s, run=self))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepricedRun:
-    """A run's members at other costs. what_if: these members, the front among them, and the origin of the costs."""
+    """A run's members at other costs. what_if: the members with these costs, their front, protocol and budget."""
 
     run: Run
     what_if: WhatIf
 
     @property
     def lines(self) -> list[str]:
-        """Describe both costs, how the front changes, and its new and former knee and best member, in lines of text."""
+        """Lines of text: both settings (protocol, prompt, budget), and how front, knee and best member change."""
         return what_if_lines(self.what_if)
 
     @property
     def table(self) -> TextTable:
-        """Return a table of every member of either front, with both costs and whether it stays on the front."""
+        """Table of the members of the old and the new front, with both costs and whether each stays on the front."""
         return what_if_table(self.what_if)
 
 
 def load_run(run: str | Path) -> Run:
     """Read a run from its folder, or the newest under `runs/` for `latest`.
 
-    Raises UserError if there is none, or one of its files is damaged.
+    Raises UserError if there is no run, or a file in its folder is damaged, a link, a pipe or a device.
     """
     return Run.find(str(run))
 
@@ -147,20 +149,20 @@ class Callback:
     """
 
     def run_started(self, run: Run) -> None:
-        """Called before the first trial. A resumed run has records already."""
+        """Called before the first trial of this session. If the run is resumed, it has records already."""
 
     def trial_ended(self, record: Record) -> None:
-        """Called once a trial's end is in the ledger: completed, paused, diverged or failed.
+        """Called after the end of a trial (completed, paused, diverged or failed) was written to the ledger.
 
-        Not called for a failure that is tried again on another node.
+        Not called for a failed trial that is tried again on another node.
         """
 
     def run_ended(self, run: Run) -> None:
-        """Called at the end, also if a run that started was interrupted or stopped; `run` is read from disk."""
+        """Called at the end of a run that has started, even if interrupted or stopped; `run` is read from disk."""
 
 
 class Calls:
-    """Calls the callbacks. A callback that raises is named in a warning and not called again; the run continues."""
+    """Passes events to callbacks. If a callback raises, a warning names it, and it is not called again."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = list(callbacks)
@@ -202,8 +204,9 @@ class Study(StudyConfig):
     def priced(self) -> PricedStudy:
         """Return the whole space with its costs, even if no member is within the budget; nothing is trained or written.
 
-        Of an external parent, only the settings are read. Raises UserError for a space, protocol or parent that cannot
-        be read or has no cost, a parent that candidates cannot start from, or an unknown searcher.
+        Weights of a parent are read only if it is builtin or a training of `nas.train`; of others, only the settings.
+        Raises UserError if the space, protocol, parent or searcher is unknown or cannot be read, the protocol cannot
+        price the space, or candidates cannot start from the parent.
         """
         return price_study(self, reads_weights=False)
 
@@ -215,12 +218,12 @@ class Study(StudyConfig):
         console: Console | None = None,
         began_s: float | None = None,
     ) -> Run:
-        """Compute costs, train candidates until the schedule is finished or the time is up, and return the run.
+        """Compute costs, train candidates until all trials have ended or the time is up, and return the run.
 
         Args:
             callbacks: called at the run's start and end and after every trial.
             output_dir: folder of the run, by default runs/<UTC time>.
-            console: for progress; by default none.
+            console: shows progress; by default, nothing is shown.
             began_s: when the time budget began, on the clock of `time.monotonic`; by default now.
 
         Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError or

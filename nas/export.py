@@ -1,10 +1,10 @@
 """`python -m nas.export RUN --pick knee --output-dir DIR`: exports a candidate of a run, or a model of `nas.train`.
 
 docs/models.md describes the files. The MPC format also has `graph.json`, the op graph node by node. The YAML format has
-`trained-on.u32`: hashes of windows of five lines of all training text, if it is known and in the cache. Text that
-repeats them is not used to validate models made from this one. With --fold the model is first folded (see
-`nas.conversion.fold`) as far as its check allows (`nas.conversion.verified_fold`), to a cheaper architecture with the
-same logits up to rounding.
+`trained-on.u32`: hashes of all windows of five lines of the training text, if the text is known and in the cache.
+Models that start from the export are not validated on documents that repeat such windows. With --fold the model is
+first folded (`nas.conversion.fold`) as far as the check of `nas.conversion.verified_fold` passes, to a cheaper
+architecture with the same logits up to rounding.
 """
 
 import json
@@ -57,12 +57,13 @@ Format = Literal["yaml", "hf", "mpc"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """A trained architecture, its weights by node of the op graph, and facts about them.
+    """A trained model and facts about it, to be written by `write_export`.
 
-    tokenizer: folder of the tokenizer: the parent's, or the corpus's in the cache, which may be gone. run: None for a
-        model of `nas.train`. windows: hashes of all training text; None if unknown. fixed_point: for each protocol
-        with an engine, `ring_bits`, `fraction_bits` and `failure`, which says where the model leaves fixed-point
-        range, or is None.
+    trained: architecture at the width that was trained, folded if asked for. weights: tensors by `<node>.<suffix>` of
+        its op graph. tokenizer: folder of the tokenizer of the parent or of the corpus in the cache, which may be gone.
+        run: None for a model of `nas.train`. windows: sorted hashes of windows of the training text; None if unknown.
+        fixed_point: for each protocol with an engine, `ring_bits`, `fraction_bits` and `failure`, the place where the
+        model leaves fixed-point range, or None.
     """
 
     trained: Architecture
@@ -80,11 +81,11 @@ def export(
     """Export one completed candidate of a run, or the model of a training.
 
     Args:
-        run: folder of a run of nas.search, `latest` for the last one, or folder of nas.train.
-        pick: knee or best of the front, or the arch_id of a completed trial; a training has only one model.
+        run: folder of a run of nas.search, `latest` for the newest run, or folder of a training of nas.train.
+        pick: knee or best of the front, or the arch_id of a completed trial; without effect for a training.
         format: YAML files with safetensors weights, a transformers model, or weights for an MPC engine.
         fold: fold scalars, norms and linears as far as the logits stay the same, which makes the model cheaper.
-        output_dir: folder to write, new or empty; by default a folder named after the arch_id in `exports` of the run.
+        output_dir: new or empty folder to write; by default a folder in `exports` of the run, named by the arch_id.
     """
     if is_training(Path(run)):
         folder = Path(run)
@@ -118,9 +119,10 @@ def export(
 
 
 def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
-    """Load a completed trial as an export, with its cost under the run's first protocol. fold: whether to fold it.
+    """Return the model of a completed trial as an export, with its cost under the run's first protocol.
 
-    Raises UserError if the trial's last checkpoint is missing.
+    record: the trial's `finished` record. fold: whether to fold the model. Raises UserError if the checkpoint of the
+    trial's last step is missing.
     """
     member = Member(architecture=architecture_of(record, run.base), entropy_regularised=record.entropy_regularised)
     candidate = study_candidate(run.meta.recipe, member)
@@ -149,9 +151,10 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
 
 
 def training_export(folder: Path, *, fold: bool = False) -> Export:
-    """Load a training's last checkpoint, with its cost under `published`, or `semi2k` if that does not cover an op.
+    """Return the model of a training's last checkpoint as an export, with its cost under `published`.
 
-    Raises UserError if there is no checkpoint, or it still contains components of its parent.
+    If an op has no cost under `published`, the cost is under `semi2k`. Raises UserError if there is no checkpoint, or
+    the model still contains components of its parent.
     """
     training = read_training(folder)
     candidate, scale = training.candidate, training.candidate.recipe.scale
@@ -168,7 +171,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         tokens=last.step * scale.batch * scale.seq_len,
         seed=training.seed,
         flags=() if rung is None else rung.entropy.flags,
-        ngrams=training.ngrams if last.step == scale.num_steps else None,  # they count the tokens of the whole training
+        ngrams=training.ngrams if last.step == scale.num_steps else None,  # which count the tokens of all steps
     )
     corpus, workload = known_corpus(training.corpus), Workload(prompt_len=scale.seq_len)
     pricer = load_pricer("published")
@@ -251,7 +254,7 @@ def _prepared(
 
 
 def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Path]:
-    """Write an export and return its files, sorted. A failed write leaves `target` empty.
+    """Write an export into the folder `target` and return the paths of its files, sorted; if writing fails, none.
 
     Raises UserError if `target` is not empty or cannot be written or, for `hf`, the tokenizer is missing or
     transformers is not installed.

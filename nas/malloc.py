@@ -1,6 +1,6 @@
-"""Free memory and cores of the machine or its container; and settings of glibc's allocator.
+"""The memory and cores that the machine or its container allow a process; and settings of glibc's allocator.
 
-By default, glibc returns the memory of large tensors to the system whenever they are freed.
+By default, glibc returns the memory of a large tensor to the system as soon as the tensor is freed.
 """
 
 import ctypes
@@ -11,16 +11,16 @@ from pathlib import Path
 
 # Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-THRESHOLD_BYTES = 32 * 1024**2  # above a micro-batch's tensors; glibc's limit for mmap is HEAP_MAX_SIZE / 2
+THRESHOLD_BYTES = 32 * 1024**2  # most that glibc accepts (HEAP_MAX_SIZE / 2); a micro-batch's tensors are smaller
 KEPT_BYTES = 1024**3
 MEMINFO = Path("/proc/meminfo")
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # cgroups(7)
 
 
 def keep_freed_memory() -> None:
-    """Make this process keep freed memory, up to KEPT_BYTES, except that of blocks larger than THRESHOLD_BYTES.
+    """Make this process keep up to KEPT_BYTES of freed memory for later use. Without glibc, this does nothing.
 
-    Does nothing if the C library is not glibc.
+    Blocks of THRESHOLD_BYTES or more are still returned to the system when they are freed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -38,7 +38,7 @@ def release_freed_memory() -> None:
 
 
 def free_bytes() -> int | None:
-    """Return the bytes of memory that this process may still take, by machine and containers; None if unknown."""
+    """Return how many more bytes of memory machine and containers allow this process; None if that is unknown."""
     free = []
     if MEMINFO.is_file():
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
@@ -48,7 +48,7 @@ def free_bytes() -> int | None:
             if (most := _numbers(group / limit)) and (now := _numbers(group / used)):
                 stat = group / "memory.stat"
                 lines = dict(line.split() for line in stat.read_text().splitlines()) if stat.is_file() else {}
-                files = int(lines.get("inactive_file", 0))  # which the system drops when memory is short
+                files = int(lines.get("inactive_file", 0))  # of cached files, dropped when memory is short
                 free.append(max(0, most[0] - now[0] + files))
     return min(free, default=None)
 

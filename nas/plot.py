@@ -1,7 +1,7 @@
 """`python -m nas.plot RUN`: draws the Pareto front of a run.
 
-The papers' rows have axes of their own, since their perplexities are of another scale, tokenizer and corpus. With any
-option, it prints instead how the front changes at other costs; the ledger does not change.
+Rows of the papers' tables have separate axes, since their perplexities are of another scale, tokenizer and corpus. If
+an option is given, the command prints how the front changes at other costs instead; the ledger does not change.
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ from nas.run.run import Run
 
 
 def plot(run: str, **prices: Any) -> None:
-    """Draw the front of a run or, with any other option, print how its front changes at other costs.
+    """Draw the front of a run or, if another option is given, print how the front changes at other costs.
 
     Args:
         run: folder of a run, or `latest`.

@@ -3,12 +3,12 @@
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-SCHEMA_VERSION = 6  # of runs and trainings on disk; other versions are refused
+SCHEMA_VERSION = 6  # of the files of runs and trainings; readers refuse files of another version
 VERSIONED = ("private-inference-nas", "torch", "ray", "tokenizers", "numpy")
 
 
 def versions() -> dict[str, str]:
-    """Return the version of every package in VERSIONED, or `not installed`, and of Python, by name."""
+    """Return the versions of the packages in VERSIONED (`not installed` if missing) and of `python`, by name."""
     return {name: _version(name) for name in VERSIONED} | {"python": platform.python_version()}
 
 

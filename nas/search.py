@@ -1,7 +1,7 @@
 """`python -m nas.search --budget-latency 5min`: from a latency budget to a Pareto front of perplexity and latency.
 
-It computes the costs of the whole space first (no candidate over budget is trained), then trains candidates with Ray
-Tune and writes a run folder with ledger, front, plots and architectures. `--resume RUN` continues a stopped run, or
+The command computes the costs of the whole space first (no candidate over budget is trained), then trains candidates
+with Ray Tune and writes a run folder with ledger, front, plots and architectures. `--resume RUN` continues a run, or
 extends a finished one with a larger `--num-trials`.
 """
 
@@ -24,7 +24,7 @@ from search_spaces.budget.feasible import check_feasible
 
 
 def parse(args: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a command line, by name. Raises UserError (or the parser's own error) for bad input."""
+    """Return the options given on a command line, by name. Raises UserError or ArgumentError for bad input."""
     parser = cli.Parser(prog="python -m nas.search", description=__doc__)
     parser.add_argument("--config", action="config")
     parser.add_argument("--budget_latency", type=str, help="most seconds per token: 5min, or 60% of --parent's")
@@ -47,7 +47,7 @@ def search(given: dict[str, Any], console: Console) -> None:
         which are removed from the dict.
 
     Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError or
-    OSError if the run cannot continue.
+    OSError if the run cannot continue or no trial completes.
     """
     output_dir, resume, dry_run = given.pop("output_dir", None), given.pop("resume", None), given.pop("dry_run", False)
     if resume is not None and output_dir is not None:
@@ -65,7 +65,7 @@ def search(given: dict[str, Any], console: Console) -> None:
         return
     priced = Study(**given).priced() if run is None else price_study(run.resumed(**given), run)
     lines = priced.lines
-    if priced.config.scale not in SMALL_SCALES:  # they need too little memory to wait for torch
+    if priced.config.scale not in SMALL_SCALES:  # which need little memory; torch is slow to import
         from nas.study.resolve import memory_lines
 
         lines = [*lines, *memory_lines(priced)]

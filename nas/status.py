@@ -18,7 +18,7 @@ from search_spaces.budget.feasible import format_budget, format_price
 
 
 def status(run: str) -> None:
-    """Show counts, hypervolume, front and the trials that did not complete.
+    """Show the number of trials by result, the hypervolume, the front and the trials that did not complete.
 
     Args:
         run: folder of a run, or `latest`.

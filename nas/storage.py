@@ -1,4 +1,4 @@
-"""Files of this package: the folder of runs, locks, and safe replacement of files."""
+"""The folder of runs, locks on the folders of runs and trainings, and replacement of files in one step."""
 
 import fcntl
 import os
@@ -11,19 +11,19 @@ from costmodel.errors import UserError
 
 RUNS = Path("runs")
 LOCK_FILE = ".lock"
-LOCK_PATIENCE_S = 1.0  # a reader that checks the lock holds it for a moment
+LOCK_PATIENCE_S = 1.0  # time to wait for a lock, which `is_running` takes for a moment to test it
 
 
 def newest(file: str) -> Path | None:
-    """Return the folder in RUNS whose file of this name was written last; None if no folder has one."""
+    """Return the subfolder of RUNS whose file named `file` was modified last; None if none has such a file."""
     newest_path = max(RUNS.glob(f"*/{file}"), key=lambda path: path.stat().st_mtime, default=None)
     return newest_path and newest_path.parent
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a whole file, text as UTF-8, to disk, or leave the old one and raise OSError.
+    """Replace a file by one with new content in one step; if that fails, raise OSError and leave the old file.
 
-    If several processes write it at once, the last one wins.
+    content: text is written as UTF-8. If several processes replace a file at once, the last one wins.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:

@@ -71,7 +71,8 @@ class TrainConfig:
     """The configuration of a training: what to train, and for how long.
 
     Args:
-        base: the model whose dimensions the notation uses; by default that of --init-from, or of a --parent whose
+        arch: the architecture, as a name, layer codes or the path of a .yaml file.
+        base: the model whose dimensions the notation uses; by default the model of --init-from, or of a --parent whose
             blocks are not those of gpt2-small, else gpt2-small.
         scale: size of the trained model, training tokens and learning rate; parent and paper keep the dimensions of the
             architecture. The default is proxy, or parent with a --parent of another head size or vocabulary.
@@ -80,19 +81,19 @@ class TrainConfig:
         data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of
             a text, jsonl or parquet file or folder.
         begin_of_text: the token that begins each sequence and is not predicted: tokenizer, for the rule of the given
-            weights' tokenizer; none; or a token such as <s>. Prices count it as one of --seq-len.
+            weights' tokenizer; none; or a token such as <s>. Costs count it as one of the --seq-len tokens.
         init_from: start from these weights, at their width: a folder of save_pretrained, a .gguf file, an id on the
             Hugging Face hub, a folder of nas.export or nas.train, or `latest` for the last training. Norms and FFNs
-            that ARCH lacks are dropped, and a fused FFN starts as the product of two linears.
+            that ARCH lacks are dropped, and a fused FFN (one linear) starts as the product of two linears.
         parent: like --init-from, or builtin, but components that ARCH lacks are removed gradually, and ARCH learns from
-            the parent's predictions (from the text alone, if it has the parent's own layers). The scale's width must be
-            the parent's. The default is none: train from scratch.
+            the parent's predictions (from the text alone, if ARCH has the parent's own layers). The scale's width must
+            be the parent's. The default is none: train from scratch.
         normalisation: train the weights of linears in weight- or spectrally normalised form.
-        normalised: which linears; q, k, v and o are queries, keys, values and output of attention.
+        normalised: which linears to normalise; q, k, v and o are queries, keys, values and output of attention.
         slopes: whether each leaky ReLU learns its own slope, or all share one.
-        device: where to train; by default on a GPU if there is one. A training may be resumed on the other.
+        device: where to train; by default on a GPU if there is one. A training may be resumed on the other device.
         seed: the same seed gives the same result on a CPU.
-        recipe: changes to the recipe of scale and data.
+        recipe: changes to the default recipe of scale and data.
     """
 
     arch: str
@@ -123,7 +124,10 @@ class TrainConfig:
 
 
 def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
-    """Return (configuration, folder to resume or None, output folder or None). Raises UserError for bad input."""
+    """Return the configuration, the folder to resume or None, and the output folder or None.
+
+    Raises UserError or ArgumentError for bad input.
+    """
     parser = cli.Parser(prog="python -m nas.train", description=__doc__)
     parser.add_argument("--config", action="config")
     parser.add_argument("ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a .yaml file")
@@ -156,7 +160,7 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
 
 
 def run(args: Sequence[str], console: Console) -> None:
-    """Start or resume the training that the arguments of the command line describe, until its tokens are used up.
+    """Start or resume the training that the command line `args` describes, and train until all tokens are used.
 
     Raises UserError for bad input, StoppedError if training diverges, memory runs out or a file cannot be written.
     """
@@ -228,7 +232,7 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed; pressed again, it interrupts. Main thread only."""
+    """Yield a function that returns whether Ctrl-C was pressed; a second Ctrl-C interrupts. Main thread only."""
     pressed = False
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""`python -m search_spaces count|list|show SPACE`: the size and members of a space, and its part within a budget."""
+"""`python -m search_spaces count|list|show SPACE`: size, members (all or within a budget) and definition of a space."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ from search_spaces.space import load_space, members, num_architectures, num_memb
 
 
 def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) -> None:
-    """Print the size of a space, its feasible share, its cheapest and its most expensive member.
+    """Print the size of a space, the share of it within the budget, and its cheapest and most expensive member.
 
     Args:
         space: gpt2-small, gpt2-papers, gpt2-forms, smollm2-135m, ladder, tiny or a .yaml file.
@@ -201,7 +201,7 @@ def _shown(key: str, value: Any) -> list[str]:
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit with its code."""
+    """Run the command that `args` (default: the process's) name, and exit with its exit code."""
     cli.run({"count": count, "list": list_members, "show": show}, prog="python -m search_spaces", args=args)
 
 

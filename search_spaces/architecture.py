@@ -45,15 +45,16 @@ class Layer:
         half of the key heads (at least one) with their query heads; `2quad`, `power8`, `relu` and `bounded` are cheaper
         forms of softmax; `none` removes the attention.
     ffn: activation between two linears (`gelu` in the architecture's form, none for `identity`); `fused` is one trained
-        d x d linear; `swiglu`, `geglu`, `reglu`, `quadglu` and `bilinear` are gated: the product of two parallel
+        linear; `swiglu`, `geglu`, `reglu`, `quadglu` and `bilinear` are gated: the product of two parallel
         linears, one of which passes through SiLU, GELU, ReLU, x^2 - 1 or nothing; the gate of the last two always has
         a bias; `none` removes the FFN.
-    stabiliser: `scaled` makes the FFN sub-layer `beta * A + FFN(A) / alpha`, with learned alpha and beta.
+    stabiliser: with `scaled`, the FFN's output F is added to the residual stream A as `beta * A + F / alpha`, with
+        learned alpha and beta; with `none`, as `A + F`.
     inner1, inner2: what attention and FFN keep of the block's inner norms (of queries and keys, and after sub-layers)
         and score cap: `own` keeps all, `uncapped` all but the cap, `frozen` has frozen norms and no cap, and `none` is
-        what folding leaves of `frozen`. Notations and spaces remove the logit cap with the last score cap.
+        what folding leaves of `frozen`. `parse` and search spaces drop the logit cap if no layer keeps the score cap.
 
-    Raises UserError if attention or FFN is removed but a part of it is kept.
+    Raises UserError if attention or FFN is `none`, but its norm, its `inner1` or `inner2`, or the stabiliser is set.
     """
 
     norm1: Norm = "none"
@@ -85,11 +86,13 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Positions:
-    """Positions of a layer's attention, and its window.
+    """How a layer's attention uses positions: the rotation of queries and keys, and the window.
 
     rotates: whether queries and keys are rotated, in a block with rotary positions.
-    base: base of the rotary angles; None for the architecture's `rotary_base`. scaling: their scaling, or None.
-    window: tokens that a query attends to, its own included; None for all. A sequence must not be longer than that.
+    base: base of the rotary angles; None for the architecture's `rotary_base`.
+    scaling: scaling of the rotary angles; None if they are not scaled.
+    window: number of tokens that a query attends to, its own included; None for all. Sequences must not be longer
+        than the shortest window of a model.
     """
 
     rotates: bool = True
@@ -100,7 +103,8 @@ class Positions:
 
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")
 CAPS = ("score_cap", "logit_cap")
-LEAST = {"rotary_base": 1.0, **dict.fromkeys(("norm_epsilon", "score_scale", *SCALES, *CAPS), 0.0)}  # exclusive
+# field -> exclusive lower bound
+LEAST = {"rotary_base": 1.0, **dict.fromkeys(("norm_epsilon", "score_scale", *SCALES, *CAPS), 0.0)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +115,8 @@ class Architecture:
     num_kv_heads: number of key heads, and of value heads; each is shared by a group of query heads. None for one per
         query head.
     head_size: features of a head; None for d_model / num_heads.
-    context: most tokens in a sequence: the size of the position table or rotary cache, or of a shorter window.
-    longest_context: context of the imported model if a window is shorter; None for `context`.
+    context: largest number of tokens in a sequence: size of the position table or rotary cache, or a shorter window.
+    longest_context: context of the imported model if its shortest window is smaller; None if it equals `context`.
     final_norm: norm before the vocabulary projection.
     embedding_scale, residual_scale, logit_scale: factors of the embedding rows, of the outputs of attention and FFN
         before they are added to the residual stream, and of the logits.
@@ -122,15 +126,16 @@ class Architecture:
     biases: linears that have a bias even if `bias` is False, besides those of the block.
     rotary_base: base of the rotary angles, if the block has rotary positions.
     rotary_features: number of rotated features of a head; None for the block's share.
-    positions: distinct kinds of positions in the layers; empty for the block's own kind.
-    layer_positions: index into `positions` for every layer; empty if all layers have the first kind.
-    norm_epsilon: constant that RMSNorms add to the mean square; LayerNorms have a fixed one.
+    positions: the distinct `Positions` of the layers; empty if all layers have the default, `Positions()`.
+    layer_positions: index into `positions` for every layer; empty if all layers have the first of them.
+    norm_epsilon: constant that RMSNorms add to the mean square; LayerNorms add 1e-5 to the variance.
     gelu: form of GELU in layers whose `ffn` is `gelu` or `geglu`.
-    softmax: softmax, or a cheaper form, in layers whose `attention` does not name a cheaper form itself.
+    softmax: form of softmax in layers whose `attention` does not name a form.
     folded: whether the weights of linears include the gains and biases of norms, the scales and the score factor.
 
     Raises UserError if a size, factor, cap, base or epsilon is out of range, `layers` is empty, heads do not divide
-    `d_model`, key heads do not divide heads, `layer_positions` does not fit the layers, or the block lacks a choice.
+    `d_model`, key heads do not divide heads, `layer_positions` does not fit the layers, or the block does not support
+    a layer's choice.
     """
 
     block: BlockName = "gpt2"
@@ -207,12 +212,12 @@ class Architecture:
 
     @property
     def block_facts(self) -> Block:
-        """The facts of its block, from `BLOCKS`."""
+        """The entry of the architecture's block in `BLOCKS`."""
         return BLOCKS[self.block]
 
     @property
     def norms(self) -> frozenset[Norm]:
-        """All norms of its layers and the final norm, including `none`."""
+        """The kinds of norm in the model, inner norms and the final norm included; `none` where a norm is left out."""
         inner = {norm for layer in self.layers for norm in inner_norms(self, layer).values()}
         return frozenset({self.final_norm, *inner, *(norm for one in self.layers for norm in (one.norm1, one.norm2))})
 
@@ -233,17 +238,18 @@ class Architecture:
 
 
 def reader_norms(layer: Layer) -> list[Norm]:
-    """Return the norms before the sub-layers (attention, FFN) that a layer has; a norm may be `none`."""
+    """Return the kind of norm, possibly `none`, before the attention and before the FFN, where the layer has them."""
     return [layer.norm1] * (layer.attention != "none") + [layer.norm2] * (layer.ffn != "none")
 
 
 def default_final_norm(layers: Iterable[Layer], least: int = 0) -> Norm:
-    """Return the final norm that layers imply: the norm of highest rank (in NORMS) that precedes a part, or `none`.
+    """Return the final norm that layers imply: the norm of highest rank before an attention or FFN.
 
-    least: rank of the norms that the block always has (`least_rank`), below which the final norm's does not fall.
+    From high to low, the ranks are LayerNorm, RMSNorm, frozen LayerNorm, frozen RMSNorm and none. A frozen LayerNorm
+    becomes a frozen RMSNorm unless every attention and FFN has a norm before it that subtracts the mean, since only
+    then can the bias of a frozen final norm be folded (see `search_spaces.deployed`).
 
-    A frozen LayerNorm becomes a frozen RMSNorm unless every attention and FFN has a norm before it that subtracts the
-    mean, since only then can the bias of a frozen final norm be folded (see `search_spaces.deployed`).
+    least: rank of the block's norms after sub-layers (`least_rank`), which count too; 0 if it has none.
     """
     norms = [norm for layer in layers for norm in reader_norms(layer)]
     highest = max(least, *(NORMS[norm].rank for norm in norms), 0)
@@ -251,40 +257,46 @@ def default_final_norm(layers: Iterable[Layer], least: int = 0) -> Norm:
 
 
 def least_rank(block: Block) -> int:
-    """Return the rank of a block's norms after sub-layers; 0 if it has none."""
+    """Return the rank of the RMSNorms that a block has after sub-layers; 0, the rank of no norm, without such norms."""
     return NORMS["rmsnorm"].rank if block.norms_after else 0
 
 
 def implied_final_norm(highest_rank: int, *, centred: bool) -> Norm:
-    """Return the final norm of layers whose highest norm has this rank. centred: whether all subtract their mean."""
+    """Return the final norm that layers imply, as `default_final_norm`, from the highest rank of their norms.
+
+    centred: whether every attention and FFN has a norm before it that subtracts the mean.
+    """
     norm = {form.rank: norm for norm, form in NORMS.items()}[highest_rank]
     return "frozen-rmsnorm" if norm == "frozen-layernorm" and not centred else norm
 
 
 def is_live(layer: Layer) -> bool:
-    """Whether a norm before attention or FFN still depends on the data after folding."""
+    """Whether a layer has, before attention or FFN, a norm that still depends on the data after folding."""
     return layer.norm1 in LIVE_NORMS or layer.norm2 in LIVE_NORMS
 
 
 def has_frozen_norms(architecture: Architecture) -> bool:
-    """Whether any norm is frozen during training."""
+    """Whether the model has any norm whose deviation becomes a constant during training."""
     return not architecture.norms.isdisjoint(FROZEN_NORMS)
 
 
 def num_kv_heads(architecture: Architecture, layer: Layer) -> int:
-    """Return the number of key heads of a layer, and of value heads; `softmax-half` has half (at least one) of them."""
+    """Return the number of key heads of a layer: as in the architecture, or half (at least 1) for `softmax-half`."""
     whole = architecture.num_kv_heads or architecture.num_heads
     return max(1, whole // 2) if layer.attention == "softmax-half" else whole
 
 
 def num_heads(architecture: Architecture, layer: Layer) -> int:
-    """Return the number of query heads of a layer; each key head serves as many of them as in the architecture."""
+    """Return the number of query heads of a layer: for each key head as many as the architecture has for each."""
     whole = architecture.num_kv_heads or architecture.num_heads
     return num_kv_heads(architecture, layer) * (architecture.num_heads // whole)
 
 
 def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
-    """Whether a linear of a layer, such as `ffn.up`, has a bias; linears that absorb a fitted polynomial always do."""
+    """Whether a linear of a layer, such as `ffn.up`, has a bias.
+
+    Linears into which the coefficients of a polynomial activation (`POLYNOMIALS`) are folded always have one.
+    """
     fitted = ("ffn.gate",) if layer.ffn in POLYNOMIAL_GATES else ("ffn.up", "ffn.down")
     is_polynomial = layer.ffn in POLYNOMIALS and linear in fitted
     named = (*architecture.biases, *architecture.block_facts.biases)
@@ -292,7 +304,7 @@ def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
 
 
 def positions_of(architecture: Architecture, index: int) -> Positions:
-    """Return the positions of the attention of layer `index`; not rotated in a block with a position table."""
+    """Return the `Positions` of layer `index`, from 0; without rotation in a block with a table of positions."""
     if architecture.block_facts.rotary_share is None:
         return Positions(rotates=False)
     kinds = architecture.positions or (Positions(),)
@@ -300,7 +312,7 @@ def positions_of(architecture: Architecture, index: int) -> Positions:
 
 
 def with_layers(architecture: Architecture, layers: Iterable[Layer], places: Iterable[int]) -> Architecture:
-    """Return the architecture with other layers; layer i takes the positions of the present layer `places[i]`."""
+    """Return the architecture with other layers; new layer i has the positions of the present layer `places[i]`."""
     layers = tuple(layers)
     kept = [architecture.layer_positions[place] for place in places] if architecture.layer_positions else []
     return replace(architecture, layers=layers, layer_positions=tuple(kept))
@@ -323,22 +335,22 @@ def rotary_dim(architecture: Architecture) -> int:
 
 
 def softmax_form(architecture: Architecture, layer: Layer) -> SoftmaxForm:
-    """Return the form of a layer's softmax: its own, or the architecture's."""
+    """Return the form of a layer's softmax: the form that its `attention` names, or else the architecture's."""
     return ATTENTIONS[layer.attention].softmax or architecture.softmax
 
 
 def has_bound(form: SoftmaxForm) -> bool:
-    """Whether a learned public bound per head is subtracted from the scores before this softmax."""
+    """Whether this form of softmax subtracts a learned public bound per head from the scores."""
     return form in ("bounded", "power8")
 
 
 def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
-    """Return the form of a layer's GELU, its own or the architecture's; None if it has no GELU."""
+    """Return the form of a layer's GELU, which its `ffn` names, or else the architecture's; None without GELU."""
     form = FFNS[layer.ffn].gelu
     return architecture.gelu if form == "own" else form
 
 
-# fields that are newer than `arch_id`; at their defaults they are left out, so that earlier ids stay
+# fields added after `arch_id` was first used; at their defaults they are left out, so that earlier ids stay the same
 SINCE = (
     "softmax", "folded", "num_kv_heads", "head_size", "rotary_base", "norm_epsilon", "rotary_features", "positions",
     "layer_positions", "longest_context", *SCALES, "score_scale", *CAPS, "biases",
@@ -346,7 +358,10 @@ SINCE = (
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:
-    """Return the fields as plain data, without an unused `gelu`, `own`, and the defaults of positions and `SINCE`."""
+    """Return the fields as plain data, without values that cannot make two architectures differ.
+
+    These are `gelu` if no layer uses it, `inner1` or `inner2` if it is `own`, and defaults in `positions` and `SINCE`.
+    """
     data = asdict(architecture)
     if all(FFNS[layer.ffn].gelu != "own" for layer in architecture.layers):
         del data["gelu"]
@@ -370,7 +385,7 @@ def _stated(data: Any) -> dict[str, Any]:
 
 
 def arch_id(architecture: Architecture) -> str:
-    """Return twelve hexadecimal digits of the SHA-256 of the canonical form, which identify the architecture."""
+    """Return twelve hexadecimal digits of the SHA-256 of `canonical`, which identify the architecture."""
     text = json.dumps(canonical(architecture), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -389,10 +404,10 @@ def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context
 
 
 def load_architecture(path: Path) -> Architecture:
-    """Return the architecture in a YAML file of `dump_architecture`; a UserError names a file that is not valid."""
+    """Return the architecture in a YAML file written by `dump_architecture`; raise UserError if it is not valid."""
     return load_file(Architecture, path)
 
 
 def dump_architecture(architecture: Architecture) -> str:
-    """Return YAML text, which `load_architecture` reads back as an architecture of the same `arch_id`."""
+    """Return the architecture as YAML text; `load_architecture` returns one of the same `arch_id` from it."""
     return dump(canonical(architecture))

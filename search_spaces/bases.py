@@ -7,7 +7,7 @@ from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.architecture import Architecture, Layer
 
 OWN = "parent"  # as a base: the model that candidates of a search start from
-MAX_LAYERS = 500  # several times the deepest decoders in use; listing members recurses once per layer
+MAX_LAYERS = 500  # several times the depth of decoders in use; to list members takes a recursion per layer
 GPT2_LAYER = Layer(norm1="layernorm", norm2="layernorm", ffn="gelu")
 LLAMA_LAYER = Layer(norm1="rmsnorm", norm2="rmsnorm", ffn="swiglu")
 
@@ -60,7 +60,7 @@ BASES: dict[str, Architecture] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Dimensions:
-    """Free dimensions and forms that override a base's.
+    """Dimensions of a model, and its forms of GELU and softmax, as overrides of a base model; None leaves the base's.
 
     Args:
         layers: number of layers, instead of the base's.
@@ -70,9 +70,9 @@ class Dimensions:
         d_model: features of the residual stream, instead of the base's.
         d_ff: features inside the FFN (by default the base's multiple of d_model, which is 4 for GPT-2).
         vocab: tokens in the vocabulary, instead of the base's.
-        context: most tokens that the model reads, instead of the base's.
+        context: largest number of tokens that the model can read, instead of the base's.
         gelu: the form of every GELU, instead of the base's.
-        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
+        softmax: the form of softmax in every layer, instead of the base's.
     """
 
     layers: int | None = None
@@ -92,7 +92,7 @@ FIELDS = {"heads": "num_heads", "kv_heads": "num_kv_heads", "vocab": "vocab_size
 
 
 def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Architecture:
-    """Return the base model with the given dimensions. Raises UserError for an unknown base or impossible dimension."""
+    """Return a base model with other dimensions. Raises UserError for an unknown base or impossible dimensions."""
     if name not in BASES:
         where = f" (`{OWN}` is the model of a search with --parent)" if name == OWN else ""
         raise UserError(f"base must be one of {', '.join(BASES)}, but got {name!r}{where}.")

@@ -1,6 +1,7 @@
-"""`BLOCKS`: the facts in which blocks differ, independent of the choices of their layers. A new block is a new entry.
+"""`BLOCKS`: the kinds of decoder block, such as GPT-2's and Llama's, each by the facts in which it differs from others.
 
-Lowering, decoder, folding and the layout of transformers read these facts and never compare names of blocks. X is the
+They do not depend on the choices of a layer. To add a block, add an entry: lowering, the decoder, folding and the
+conversion to transformers read only these facts, and never compare names of blocks. In the fields of `Block`, X is the
 residual stream before a layer, A the stream to which the FFN's output is added, and Y the stream after the layer.
 """
 
@@ -11,32 +12,32 @@ BlockName = Literal[
     "gpt2", "opt", "pythia", "neox", "sas", "llama", "qwen2", "qwen3", "phi3", "starcoder2", "stablelm", "stablelm2",
     "olmo2", "gemma2", "gemma3",
 ]  # fmt: skip
-Linear = Literal[  # of a layer
+Linear = Literal[  # the linears of a layer
     "attention.q", "attention.k", "attention.v", "attention.qkv", "attention.out", "ffn.gate", "ffn.up", "ffn.down",
     "ffn.fused",
 ]  # fmt: skip
-QUERIES_KEYS_VALUES: tuple[Linear, ...] = ("attention.q", "attention.k", "attention.v")  # linears, where they are three
+QUERIES_KEYS_VALUES: tuple[Linear, ...] = ("attention.q", "attention.k", "attention.v")  # if not packed into one
 Join = Literal["sequential", "parallel", "shaped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Facts of a block.
+    """The facts of a kind of decoder block.
 
     join: `sequential` is A = X + MHA(Norm1(X)), Y = A + FFN(Norm2(A)); `parallel` is Y = X + MHA(Norm1(X)) +
         FFN(Norm2(X)); `shaped` is A = shaped MHA(Norm1(X)) without a skip, where V and O are the identity except for
         layer 0's V, and Y = A + FFN(Norm2(A)).
     rotary_share: one in `rotary_share` features of a head is rotated; None for a learned table of positions.
     packs_qkv: whether queries, keys and values are one linear instead of three.
-    query_key_norm: RMSNorms of queries and keys before the rotation: per `head`, with one gain for all heads, or over
-        the whole `width` of all heads; only for blocks with three linears.
+    query_key_norm: RMSNorms of queries and keys before the rotation: none, per `head` (all heads share a gain vector),
+        or over the `width` of all heads together; only for blocks with three linears.
     norms_after: whether RMSNorms follow attention and FFN, before their outputs are added to the stream.
     biases: linears that have a bias even if the architecture has none.
-    has_centred_norms: whether norms may subtract the mean; folding their biases gives every linear a bias.
-    keeps_final_norm: whether a model with norms in its layers also has a final one, unless its name says otherwise.
-    wrapper: text that notation puts around names of its placements, for a block that no base model has.
+    has_centred_norms: whether norms may subtract the mean and have a bias; after folding, every linear has a bias then.
+    keeps_final_norm: whether a name that states no final norm means the one that the layers imply, instead of none.
+    wrapper: `HH` if names of architectures of this block are written HH(...); None if the base model states the block.
     first_norm: norm before layer 0's attention, even if a name from the papers says otherwise; None to follow the name.
-    branch_gain: initial gain of an FFN's output.
+    branch_gain: factor of an FFN's output at initialisation.
     """
 
     join: Join
@@ -53,35 +54,35 @@ class Block:
 
     @property
     def is_shaped(self) -> bool:
-        """Whether values are slices of the stream itself.
+        """Whether the values of attention are slices of the residual stream, without a linear of their own.
 
-        Then no head can be removed, the only possible change of basis is a multiple of the identity, and the weights of
-        queries start at 0.
+        If so, no head can be removed, the only possible change of basis of the stream is a multiple of the identity,
+        and the weights of queries start at 0.
         """
         return self.join == "shaped"
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The nodes of the embedding tables, whose sum is the initial residual stream."""
+        """The names of the nodes of the embedding tables, whose outputs sum to the initial residual stream."""
         return ("embed", "position") if self.rotary_share is None else ("embed",)
 
     @property
     def queries(self) -> str:
-        """The linear whose first (or only) rows of weights are those of the queries."""
+        """The name of the linear that computes the queries, in its first rows of weights if it is packed."""
         if self.is_shaped:
             return "attention.qk"
         return "attention.qkv" if self.packs_qkv else "attention.q"
 
     def passes_values(self, depth: int) -> bool:
-        """Whether the values of this layer's attention are the output of the norm before it, without a linear."""
+        """Whether the values of attention in layer `depth` (from 0) are its norm's output itself, without a linear."""
         return self.is_shaped and depth > 0
 
     def makes_stream(self, depth: int) -> bool:
-        """Whether the values of this layer's attention, after a linear, replace the stream."""
+        """Whether attention in layer `depth` (from 0) replaces the residual stream by values that a linear computes."""
         return self.is_shaped and depth == 0
 
     def norm1_readers(self, depth: int) -> tuple[str, ...]:
-        """Return the linears into which the norm before attention folds; none if values are read from it directly."""
+        """Return the linears into which the norm before attention in layer `depth` folds; none if `passes_values`."""
         if self.passes_values(depth):
             return ()
         if not self.packs_qkv:

@@ -1,12 +1,12 @@
-"""The folded form of an architecture, which is deployed and priced. `nas.conversion.fold` does the same to weights.
+"""The folded form of an architecture, which is deployed and priced. `nas.conversion.fold` folds the weights.
 
 - A linear FFN, X' = beta X + W X + c, is a change of basis of the residual stream, since attention reads the stream
   through linears. Before the first live norm (one that depends on the data) it folds into the embedding tables; after
-  the last live norm of a model whose final norm folds, it folds into the vocabulary projection. The linears between
-  take up their part of the change of basis, and the bias of the last one that writes to the stream takes up the offset.
+  the last live norm of a model whose final norm folds, it folds into the vocabulary projection. All linears that read
+  or write the stream on the way change to the new basis, and the last one that writes it adds the offset to its bias.
 - Frozen norms are linear, and fold into the linears that read them, as gains and biases of live norms do.
-- A frozen final norm folds into the vocabulary projection. This has no bias, so the norm's bias is moved to the mean of
-  the stream, which is possible only if every norm subtracts the mean. Otherwise a frozen final LayerNorm stays.
+- A frozen final norm folds into the vocabulary projection. The projection has no bias, so the norm's bias moves to the
+  mean of the stream, which is possible only if every norm subtracts the mean. Otherwise a frozen final LayerNorm stays.
 - In a shaped block no FFN folds, since values are slices of the stream, and the norm before attention stays in later
   layers, whose values are read from it. With norms after sub-layers no FFN folds either. Temperatures stay.
 """
@@ -29,15 +29,16 @@ from search_spaces.architecture import (
 from search_spaces.block import Block
 from search_spaces.forms import CENTRED_NORMS, LINEAR_FFNS, LIVE_NORMS, Ffn, Inner
 
-UNSCALED: dict[str, Any] = {**dict.fromkeys(SCALES, 1.0), "score_scale": None}  # factors that fold into linears
+UNSCALED: dict[str, Any] = {**dict.fromkeys(SCALES, 1.0), "score_scale": None}  # fields whose factors fold into linears
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """Whether a layer's FFN comes before or after all live norms.
+    """Whether a layer's FFN comes before or after all live norms of the model.
 
-    ahead: before all of them, those of its own layer included, so that a change of basis folds into the embedding.
-    behind: after the last one, so that a change of basis folds into the vocabulary projection.
+    ahead: whether all live norms are in later layers, so that a change of basis folds into the embedding.
+    behind: whether no live norm comes later and the final norm folds, so that a change of basis folds into the
+        vocabulary projection.
     """
 
     ahead: bool
@@ -51,7 +52,7 @@ class Region:
 def deployed(architecture: Architecture) -> Architecture:
     """Return the folded architecture, with untied embeddings and without empty layers (except one if all are empty).
 
-    Architectures whose folded forms are equal run as the same model. A folded architecture is returned unchanged.
+    If two architectures have equal folded forms, they run as the same model. A folded one is returned unchanged.
     """
     if architecture.folded:
         return architecture
@@ -65,14 +66,14 @@ def deployed(architecture: Architecture) -> Architecture:
 
 
 def with_folded_settings(architecture: Architecture) -> Architecture:
-    """Return the architecture with its layers and final norm, and with all other settings as after folding."""
+    """Return the architecture with unchanged layers and final norm, and its other fields as they are after folding."""
     return replace(
         architecture, folded=True, bias=deploys_biases(architecture), biases=(), tied_embeddings=False, **UNSCALED
     )
 
 
 def deploys_biases(architecture: Architecture) -> bool:
-    """Whether folding gives all linears a bias: if norms may have one, or linears beyond the block's `biases` do."""
+    """Whether all linears have a bias after folding: if the block's norms may have one, or not only its `biases` do."""
     return architecture.bias or bool(architecture.biases) or architecture.block_facts.has_centred_norms
 
 
@@ -90,7 +91,7 @@ def folds_final_norm(architecture: Architecture) -> bool:
 
 
 def regions(architecture: Architecture) -> list[Region]:
-    """Return the region of every layer's FFN."""
+    """Return a `Region` for every layer's FFN; neither `ahead` nor `behind` in a block with norms after sub-layers."""
     block = architecture.block_facts
     live = [reads_live_norm(block, index, layer) for index, layer in enumerate(architecture.layers)]
     last = max((index for index, its in enumerate(live) if its), default=-1)
@@ -101,7 +102,7 @@ def regions(architecture: Architecture) -> list[Region]:
 
 
 def reads_live_norm(block: Block, depth: int, layer: Layer) -> bool:
-    """Whether a live norm in this layer reads the stream, not counting a norm whose output becomes the stream."""
+    """Whether layer number `depth` has a live norm that reads the stream, except if its output becomes the stream."""
     return is_live(replace(layer, norm1="none") if block.makes_stream(depth) else layer)
 
 
@@ -112,7 +113,7 @@ def absorbs(block: Block, layer: Layer, region: Region) -> bool:
 
 
 def absorbed_layers(architecture: Architecture) -> list[int]:
-    """Return the indices of the layers whose FFN folds away; empty for an architecture that is folded already."""
+    """Return the indices of the layers whose FFN folding removes; empty for an architecture that is folded already."""
     if architecture.folded:
         return []
     around = enumerate(zip(architecture.layers, regions(architecture), strict=True))
@@ -120,9 +121,9 @@ def absorbed_layers(architecture: Architecture) -> list[int]:
 
 
 def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, keeps_norm1: bool = False) -> Layer:
-    """Return what folding leaves of a layer, possibly a layer with neither attention nor FFN.
+    """Return a layer after folding, which may have neither attention nor FFN.
 
-    keeps_norm1: whether the norm before attention stays even if frozen, because values are read from it directly.
+    keeps_norm1: whether the norm before attention stays even if frozen, because its output is used as values.
     """
     is_absorbed = absorbs(architecture.block_facts, layer, region)
     is_gelu = layer.ffn != "geglu" and gelu_form(architecture, layer) == architecture.gelu
@@ -143,15 +144,15 @@ def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, 
 
 
 def deployed_inner(inner: Inner) -> Inner:
-    """Return what folding leaves of inner norms and caps: frozen norms fold into the linears before them."""
+    """Return `inner1` or `inner2` after folding: `frozen` becomes `none`, since linears take these norms up."""
     return "none" if inner == "frozen" else inner
 
 
 def joined(architecture: Architecture, layers: Iterable[Layer]) -> Architecture:
-    """Return the architecture with these sub-layers in as few layers as possible, at least one, which may be empty.
+    """Return the architecture with the attentions and FFNs of `layers` in as few layers as possible.
 
-    In a `sequential` block, an attention without an FFN and a following FFN without attention become one layer. A new
-    layer takes the positions (`layer_positions`) of its attention, or else of its FFN.
+    Empty layers are left out, except for one if all are empty. In a `sequential` block, a layer without FFN and the
+    next layer, if it has no attention, become one. It has the `layer_positions` of the layer with the attention.
     """
     left: list[tuple[int, Layer]] = []
     is_sequential = architecture.block_facts.join == "sequential"

@@ -1,4 +1,4 @@
-"""The forms that a norm, an attention and an FFN can have: one record each, from which everything else follows.
+"""The kinds of norm, attention, FFN and inner norms that a layer can choose from, with the facts of each.
 
 To add an FFN whose activation is a known op, add its name to `Ffn` and its record to `FFNS`.
 """
@@ -21,12 +21,13 @@ Inner = Literal["own", "uncapped", "frozen", "none"]
 
 
 class NormForm(NamedTuple):
-    """A norm.
+    """A kind of norm.
 
-    letter: its layer code.
+    letter: its letter in layer codes.
     label: its name in reports.
-    name: its name in the papers, after a `+`.
-    rank: the default final norm is the norm of highest rank in the layers.
+    name: its name in the papers, after a `+`; empty for no norm.
+    rank: its place, from 0, in the order none, frozen RMSNorm, frozen LayerNorm, RMSNorm, LayerNorm; unless it is
+        stated, a model's final norm is the norm of highest rank in its layers.
     is_centred: whether it subtracts the mean, and has a bias.
     """
 
@@ -38,17 +39,21 @@ class NormForm(NamedTuple):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether its deviation becomes a constant in training, so that it is linear and folds."""
+        """Whether the norm's deviation becomes a constant in training, so that the norm is linear and can be folded."""
         return self.name.startswith("f")
 
     @property
     def is_live(self) -> bool:
-        """Whether it still depends on the data after folding."""
+        """Whether the norm still depends on the data after folding: true of all but frozen norms and `none`."""
         return bool(self.name) and not self.is_frozen
 
 
 class AttentionForm(NamedTuple):
-    """A form of attention. name: its name in the papers, or empty. softmax: its softmax; None for the model's form."""
+    """A kind of attention.
+
+    letter, label: its letter in layer codes, and its name in reports. name: its name in the papers; empty without one.
+    softmax: form of its softmax; None for the architecture's `softmax`.
+    """
 
     letter: str
     label: str
@@ -57,17 +62,18 @@ class AttentionForm(NamedTuple):
 
 
 class FfnForm(NamedTuple):
-    """An FFN.
+    """A kind of FFN.
 
-    letter: its layer code.
-    label: what reports call it.
+    letter: its letter in layer codes.
+    label: its name in reports.
     name: its name in the papers, after a `+`; empty if it has none.
-    activation: makes the op of its activation or gate from `rows` and `features`; None if it applies none.
-    then: makes a second op, which the result of the activation goes through; None if there is none.
-    gelu: the form of its GELU; `own` for the model's form, None if it has no GELU.
+    activation: function that makes the op of its activation or gate from `rows`, `features` and for GELU `form`; None
+        without activation.
+    then: function that makes a second op from `rows` and `features`, applied to the activation's output; or None.
+    gelu: form of its GELU; `own` for the architecture's `gelu`, None if it has no GELU.
     is_gated: whether the activation of one linear is multiplied by another linear.
-    degree: degree of the polynomial that replaces an activation, fitted per channel; None for others.
-    is_linear: whether it has no nonlinearity, and folds into its neighbours.
+    degree: degree of its polynomial, which is fitted per channel to the activation that it replaces; None without one.
+    is_linear: whether it has no nonlinearity, so that it can be folded into its neighbours.
     replaces: whether a search from a parent offers it in place of the parent's activation.
     """
 
@@ -84,11 +90,11 @@ class FfnForm(NamedTuple):
 
 
 class InnerForm(NamedTuple):
-    """What a layer keeps of the block's inner norms (of queries and keys, and after a sub-layer) and of its score cap.
+    """What a layer keeps of the block's inner norms (of queries and keys, and after a sub-layer) and of the score cap.
 
-    letter: its layer code.
-    label: what reports call it.
-    norm: the kind of these norms; `none` if they are folded.
+    letter: its letter in layer codes.
+    label: its name in reports.
+    norm: the kind of the inner norms, where the block has them; `none` if they are folded.
     is_capped: whether scores keep the architecture's cap.
     """
 

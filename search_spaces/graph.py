@@ -2,8 +2,8 @@
 
 A path alternates boundaries and choices, `Boundary(0) -> Choice(0) -> Boundary(1) -> ... -> Boundary(L) -> Head ->
 SINK`. The state of a boundary decides which layers may follow, so a constraint only removes vertices. Every choice has
-exactly one predecessor and one successor, and every vertex is on some path. Vertices are inserted depth by depth and,
-at each boundary, in the order of the alphabet (the list of distinct layers), which is the order of enumeration.
+exactly one predecessor and one successor, and every vertex is on some path. Vertices are inserted depth by depth, and
+the choices after a boundary in the order of the alphabet (the list of distinct layers). Paths are numbered accordingly.
 """
 
 from collections import Counter
@@ -32,10 +32,13 @@ SINK: Literal["sink"] = "sink"
 class Boundary:
     """The point before layer `depth`, or after the last layer.
 
-    `state` has, in this order: the rank of the highest norm so far; 1 once a live norm (one that depends on the data
-    after folding) has read the residual stream; 1 once a sub-layer has read it without a norm that subtracts the mean,
-    as long as that matters to the final norm; 1 once the logit cap is sure to stay, because a layer keeps the score cap
-    or scores have none; then the states of the constraints, or, for listed placements, the set of endings, by number.
+    `state` describes the layers before this point by these numbers, which are all 0 at the source:
+    - the highest rank (`NormForm.rank`) of a norm before or after a sub-layer;
+    - 1 if a live norm (one that depends on the data after folding) reads the residual stream, else 0;
+    - 1 if a sub-layer has no norm before it that subtracts the mean, and the first number is at most the rank of a
+      frozen LayerNorm (above it, the final norm does not depend on this), else 0;
+    - 1 if the logit cap is sure to stay, because a layer keeps the score cap or the base has no score cap, else 0;
+    - the state of each constraint or, for listed placements, the index of the set of endings that may follow.
     """
 
     depth: int
@@ -44,7 +47,7 @@ class Boundary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The choice of `layer` at `depth`, from the boundary with the same depth and state."""
+    """The choice of `layer` as layer number `depth`, from 0; the boundary before it has the same depth and state."""
 
     depth: int
     layer: Layer
@@ -53,7 +56,10 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """The end of a path: final norm and vocabulary projection. is_capped: whether a logit cap of the base stays."""
+    """The end of a path: final norm and vocabulary projection.
+
+    is_capped: whether the logit cap stays, if the base model has one.
+    """
 
     final_norm: Norm
     is_capped: bool = True
@@ -62,9 +68,9 @@ class Head:
 Vertex: TypeAlias = Boundary | Choice | Head | Literal["sink"]
 
 
-# Each constraint takes its state (0 at the source) and the next layer, and returns the new state, or None to refuse.
+# Each constraint maps its state (0 at the source) and the next layer to a new state, or to None to forbid that layer.
 CONSTRAINTS: dict[ConstraintName, Callable[[int, Layer], int | None]] = {
-    # refuse an FFN in a layer behind one without FFN (arXiv 2410.13060, the `_ip` rows)
+    # forbids an FFN in every layer after a layer without FFN (arXiv 2410.13060, the `_ip` rows)
     "ffn-removed-only-in-deepest-suffix": lambda removed, layer: (
         None if removed and layer.ffn != "none" else int(layer.ffn == "none")
     )
@@ -83,8 +89,10 @@ def free_graph(
 ) -> nx.DiGraph:
     """Return the graph of all sequences of `num_layers` layers from the alphabet that the constraints allow.
 
-    `withheld` maps an attention to depths that do not offer it; every sequence begins with `first_layers`; `has_caps`
-    says whether the base has a score cap. A UserError is raised if no sequence is left.
+    withheld: attention -> layers, numbered from 0, that must not have it. first_layers: the layers that every sequence
+        begins with, whether or not the alphabet has them. has_caps: whether the base model has a score cap.
+
+    A UserError is raised if no sequence is left.
     """
 
     everywhere = frozenset(alphabet)
@@ -102,10 +110,12 @@ def free_graph(
 
 
 def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]], *, has_caps: bool = False) -> nx.DiGraph:
-    """Return the graph of exactly the given placements, all of one length; repeated ones count once.
+    """Return the graph whose paths are exactly the given placements, each once even if it is listed repeatedly.
 
-    The last number of a state is that of a set of possible endings, so that placements share common ends. `has_caps`
-    says whether the base has a score cap. A UserError is raised if there is no placement, or their lengths differ.
+    members: the layers of each placement. has_caps: whether the base model has a score cap. The last number of a
+        boundary's state identifies the set of endings that may follow, so that placements share common endings.
+
+    A UserError is raised if there is no placement, or they differ in their number of layers.
     """
     words = list(dict.fromkeys(members))
     if len({len(word) for word in words}) != 1:
@@ -140,9 +150,9 @@ def after(graph: nx.DiGraph, choice: Choice) -> Boundary:
 def nth_layers(
     graph: nx.DiGraph, start: Boundary, stop: int, index: int, num_paths: Callable[[Choice], int]
 ) -> list[Layer]:
-    """Return the layers of path number `index` (from 0) among all paths from `start` to depth `stop`.
+    """Return the layers of path number `index` (from 0, in the order of the graph) from `start` to depth `stop`.
 
-    `num_paths` returns, for a choice, the number of paths to depth `stop` that begin with it.
+    `num_paths` returns, for a choice, the number of paths to depth `stop` that begin with that choice.
     """
     boundary, layers = start, list[Layer]()
     while boundary.depth < stop:
@@ -156,7 +166,10 @@ def nth_layers(
 
 
 def walk(graph: nx.DiGraph, start: Boundary, layers: Iterable[Layer]) -> list[Boundary | Choice] | None:
-    """Return the vertices that these layers pass from `start`, both ends included; None if there is no such path."""
+    """Return the boundaries and choices of the path from `start` with these layers; None if the graph has no such path.
+
+    The first vertex is `start`, the last one the boundary after the last layer.
+    """
     boundary, path = start, list[Boundary | Choice]([start])
     for layer in layers:
         choice = Choice(depth=boundary.depth, layer=layer, state=boundary.state)
@@ -216,13 +229,15 @@ def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, s
     return graph
 
 
-Cost: TypeAlias = tuple[int, ...]
+Cost: TypeAlias = tuple[int, ...]  # a number per measure, such as latency and bytes
 
 
 class Edge(NamedTuple):
-    """A choice between two boundaries, which `start` and `stop` number within their levels in the order of the graph.
+    """A choice, with the boundaries before and after it.
 
-    `passed` are the vertices whose costs an edge has: its choice, and the source (first layer) or head (last layer).
+    start, stop: index of the boundary before and after the choice among those of its depth, in the order of the graph.
+    passed: the vertices whose costs sum to the edge's cost: the choice, in the first layer also the source, and in the
+        last layer also the head.
     """
 
     start: int
@@ -231,7 +246,7 @@ class Edge(NamedTuple):
     passed: tuple[Vertex, ...]
 
     def cost(self, costs: Mapping[Vertex, Cost]) -> Cost:
-        """Return the cost, in the units of `costs`, which must have every vertex in `passed`."""
+        """Return the sum of `costs` over the vertices in `passed`, all of which `costs` must have."""
         return added(costs[vertex] for vertex in self.passed)
 
 
@@ -241,8 +256,8 @@ def added(costs: Iterable[Cost]) -> Cost:
 
 
 def edges_by_depth(graph: nx.DiGraph) -> list[list[Edge]]:
-    """Return an `Edge` for every `Choice` of the graph: a list for each depth, in the order of its vertices."""
-    places: dict[tuple[int, State], int] = {}  # keyed by the depth and state that a choice shares with its boundary
+    """Return an `Edge` for every `Choice` of the graph: a list for each depth, in the order of the graph's vertices."""
+    places: dict[tuple[int, State], int] = {}  # keyed by depth and state, which a choice shares with its boundary
     counts = Counter[int]()
     for vertex in graph:
         if isinstance(vertex, Boundary):

@@ -1,6 +1,7 @@
 """Inner norms and caps: norms of queries and keys, norms after attention and FFN, and caps of scores.
 
-A block may have them, and the choices `inner1` and `inner2` of a layer say which of them it keeps.
+A block states which of these norms its layers have, an architecture states the score cap, and the fields `inner1` and
+`inner2` of a layer state what that layer keeps of both.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def inner_choices(architecture: "Architecture") -> dict[str, tuple[Inner, ...]]:
-    """Return the values that `inner1` and `inner2` may have in a model that is not folded, by field, `own` first."""
+    """Return the values that `inner1` and `inner2` may have in an unfolded model: field -> values, `own` first."""
     block = architecture.block_facts
     after: tuple[Inner, ...] = ("frozen",) if block.norms_after else ()
     inside: tuple[Inner, ...] = after or (("frozen",) if block.query_key_norm != "none" else ())
@@ -23,7 +24,7 @@ def inner_choices(architecture: "Architecture") -> dict[str, tuple[Inner, ...]]:
 
 
 def require_inner(architecture: "Architecture") -> None:
-    """Raise UserError if a layer changes inner norms or caps that the architecture does not have."""
+    """Raise UserError if `inner1` or `inner2` of a layer changes norms or caps that the architecture does not have."""
     for name, offered in inner_choices(architecture).items():
         chosen = {getattr(layer, name) for layer in architecture.layers}
         if odd := chosen.difference(offered, ("none",) * ("frozen" in offered)):
@@ -34,7 +35,7 @@ def require_inner(architecture: "Architecture") -> None:
 
 
 def inner_norms(architecture: "Architecture", layer: "Layer") -> dict[str, Norm]:
-    """Return the inner norms of a layer that are not folded, by the name of the node, such as `attention.q_norm`."""
+    """Return the inner norms of a layer, without folded ones: node in the layer, such as `attention.q_norm` -> norm."""
     block, inside, behind = architecture.block_facts, INNERS[layer.inner1].norm, INNERS[layer.inner2].norm
     kinds: dict[str, Norm] = {}
     if layer.attention != "none" and inside != "none":
@@ -51,20 +52,21 @@ def keeps_cap(layer: "Layer") -> bool:
 
 
 def implied_logit_cap(architecture: "Architecture", layers: Iterable["Layer"]) -> float | None:
-    """Return the logit cap of a model with these layers; None if it has none, or has a score cap that no layer keeps.
+    """Return the logit cap that the architecture would have with these layers.
 
-    Removing the logit cap does not change the order of the logits.
+    This is None if it has no logit cap, or has a score cap that none of the layers keeps. The order of the logits is
+    the same with and without the cap.
     """
     stays = architecture.score_cap is None or any(map(keeps_cap, layers))
     return architecture.logit_cap if stays else None
 
 
 def score_cap(architecture: "Architecture", layer: "Layer") -> float | None:
-    """Return the score cap of a layer; None if it has none."""
+    """Return the score cap of a layer (scores x become cap * tanh(x / cap)); None if its scores are not capped."""
     return architecture.score_cap if keeps_cap(layer) else None
 
 
 def queries(architecture: "Architecture", layer: "Layer") -> str:
-    """Return the name of the node whose first rows of weights scale the queries: their norm, or else their linear."""
+    """Return the node of a layer whose first rows of weights scale the queries: their norm, or else their linear."""
     normed = "attention.q_norm"
     return normed if normed in inner_norms(architecture, layer) else architecture.block_facts.queries

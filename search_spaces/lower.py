@@ -1,7 +1,7 @@
-"""`lower` returns the op graph of an architecture for a prompt; `Workload.graphs` returns those of several new tokens.
+"""`lower` returns the op graph of an architecture for a prompt; `Workload.graphs` returns one op graph per new token.
 
-As in the papers, a prompt of `seq_len` tokens passes the embedding, every layer and the vocabulary projection at all
-positions, and yields one token. `costmodel.deployment` rewrites the graph for other deployments.
+As in the papers, embedding, layers and vocabulary projection by default compute all `seq_len` tokens of the prompt, for
+one new token. `costmodel.deployment` rewrites the graph for other deployments.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ from search_spaces.inner import inner_norms, score_cap
 WHOLE_PROMPT = Deployment()
 
 
-# norm -> its op, from rows and features, the epsilon of RMSNorms and whether it has a gain (and bias) of its own
+# norm -> function that makes its op, of: rows and features, the epsilon of RMSNorms, whether it has a gain (and bias)
 NORM_OPS: dict[Norm, Callable[[dict[str, Any], float, bool], Op]] = {
     "layernorm": lambda size, epsilon, affine: ops.LayerNorm(**size, affine=affine),
     "rmsnorm": lambda size, epsilon, affine: ops.RmsNorm(**size, affine=affine, epsilon=epsilon),
@@ -98,10 +98,11 @@ class _Builder:
 
 
 def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHOLE_PROMPT) -> OpGraph:
-    """Return the op graph of an architecture for a prompt of `seq_len` tokens, or in phase `decode` for its last token.
+    """Return the op graph of an architecture for a prompt of `seq_len` tokens.
 
-    Raises UserError if `seq_len` is below 1 or above the model's context, the number of rotated features is odd or
-    above `head_dim`, or the graph cannot be run in this deployment.
+    In phase `decode`, it is the graph of the last of these tokens, with cached keys and values of the others. Raises
+    UserError if `seq_len` is below 1 or above the model's context, the number of rotated features is odd or above
+    `head_dim`, or the graph cannot be run in this deployment.
     """
     if not 1 <= seq_len <= architecture.context:
         why = ", beyond which attention has windows" if architecture.longest_context else ""
@@ -125,7 +126,7 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
 def lower_with(
     architecture: Architecture, changes: Mapping[str, Any], num_tokens: int, deployment: Deployment
 ) -> OpGraph:
-    """Return the op graph of `num_tokens` tokens in a deployment with `changes`, a new value for each field named.
+    """Return the op graph of a prompt of `num_tokens` tokens. changes: field of `deployment` -> new value.
 
     The processes of the parties import this module for this function; that is fast, because it does not import torch.
     """
@@ -238,7 +239,7 @@ def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
 
 
 def activation_ops(architecture: Architecture, layer: Layer, rows: int) -> dict[str, Op]:
-    """Return the ops of the activation of a layer's FFN for `rows` tokens, in order, by name; empty if it has none."""
+    """Return the ops of the activation of a layer's FFN for `rows` tokens, in order: name -> op; empty if none."""
     form, size = FFNS[layer.ffn], {"rows": rows, "features": architecture.d_ff}
     if form.activation is None:
         return {}
@@ -249,10 +250,10 @@ def activation_ops(architecture: Architecture, layer: Layer, rows: int) -> dict[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """`new_tokens` tokens generated from a prompt of `prompt_len` tokens; costs of a workload are means per new token.
+    """The task that is priced: generate `new_tokens` tokens from a prompt of `prompt_len` tokens.
 
-    The first run reads the prompt, in the way that `deployment` states; each later run reads one token and a KV cache.
-    A UserError is raised if `new_tokens` is below 1, or above 1 in phase decode.
+    The first run reads the prompt, in the given deployment; each later run reads one token and the KV cache. Costs of a
+    workload are means per new token. A UserError is raised if `new_tokens` is below 1, or above 1 in phase decode.
     """
 
     prompt_len: int
@@ -264,14 +265,14 @@ class Workload:
 
     @property
     def words(self) -> str:
-        """The prompt's length and settings that are not defaults, such as `T=128, projection last, 4 new tokens`."""
+        """The workload in words, without default settings, such as `T=128, projection last, 4 new tokens`."""
         usual, chosen = asdict(Deployment()), asdict(self.deployment)
         words = [f"{name.replace('_', ' ')} {value}" for name, value in chosen.items() if value != usual[name]]
         words += [f"{self.new_tokens} new tokens"] if self.new_tokens > 1 else []
         return ", ".join((f"T={self.prompt_len}", *words))
 
     def graphs(self, architecture: Architecture) -> list[OpGraph]:
-        """Return one op graph per new token. Raises UserError as `lower` does, or if the context is too short."""
+        """Return one op graph per new token. Raises UserError as `lower`, or if the tokens exceed the context."""
         return generation(
             partial(lower, architecture),
             prompt_len=self.prompt_len,

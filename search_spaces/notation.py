@@ -1,22 +1,23 @@
-"""The papers' names for architectures, and a short typed string for every placement they have no name for.
+"""Names of architectures: those that the papers use and, for every other architecture, layer codes.
 
     EReg(...)                 trained with the entropy regulariser (a recipe, not an architecture)
     HH(...)                   He and Hofmann's simplified (`sas`) block
     SM or SM(t)               softmax attention, optionally with a learned temperature
-    +LN +RMS +fLN +fRMS       LayerNorm or RMSNorm before attention and before the FFN; `f` freezes its deviation
-    +G +R +SqR +LR +SQ        FFN with GELU, ReLU, squared ReLU, leaky ReLU, square; a name without any FFN means two
-                              linears
+    +LN +RMS +fLN +fRMS       LayerNorm or RMSNorm before attention and before the FFN; with `f`, the norm's deviation
+                              becomes a constant during training
+    +G +R +SqR +LR +SQ        FFN with GELU, ReLU, squared ReLU, leaky ReLU, square; if a name states no FFN, its FFN
+                              has no activation
     +SwiGLU +GeGLU +ReGLU +QuadGLU +Bilinear
                               gated FFN: two linears multiplied, one of them through SiLU, GELU, ReLU, x^2 - 1 or
                               nothing
-    +ScFFN +ScFuFFN           two linears, or one fused linear, with the scaled residual
+    +ScFFN +ScFuFFN           FFN of two linears without activation, or of one linear, with the stabiliser `scaled`
     _i6                       the FFN of the 6 deepest layers removed
-    6xLSLGo-6xoSoFs           a placement: five letters a layer (norm1, attention, norm2, FFN, stabiliser), tiled
-                              over the layers; `search_spaces/forms.py` has the letters
-    6xMSMWofo                 two letters more, where a layer differs from its block in norms and caps inside attention
-                              and FFN
-    12xLSLRo-l                a last group of one letter is the final norm, if it is not the norm that the layers imply,
-                              which is the norm of highest rank among them
+    6xLSLGo-6xoSoFs           layer codes of five letters a layer (norm1, attention, norm2, FFN, stabiliser), repeated
+                              up to the number of layers; `search_spaces/forms.py` has the letters
+    6xMSMWofo                 two more letters (inner1, inner2) for a layer that does not keep all inner norms and the
+                              score cap of its block
+    12xLSLRo-l                a last group of one letter is the final norm; without this group it is the norm that the
+                              layers imply (`default_final_norm`), or none in HH(...)
 
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2 for the names.
 """
@@ -38,7 +39,7 @@ NORM_LETTERS = {norm: form.letter for norm, form in NORMS.items()}
 ATTENTION_LETTERS = {attention: form.letter for attention, form in ATTENTIONS.items()}
 FFN_LETTERS = {ffn: form.letter for ffn, form in FFNS.items()}
 INNER_LETTERS = {inner: form.letter for inner, form in INNERS.items()}
-LETTERS: dict[str, Mapping[Any, str]] = {  # of a layer, in order
+LETTERS: dict[str, Mapping[Any, str]] = {  # field of `Layer` -> letter of each value, in the order of a layer code
     "norm1": NORM_LETTERS,
     "attention": ATTENTION_LETTERS,
     "norm2": NORM_LETTERS,
@@ -47,10 +48,10 @@ LETTERS: dict[str, Mapping[Any, str]] = {  # of a layer, in order
     "inner1": INNER_LETTERS,
     "inner2": INNER_LETTERS,
 }
-USUAL = 5  # letters of a layer that keeps all inner norms and caps of its block
+USUAL = 5  # number of letters for a layer that keeps all inner norms and the score cap of its block
 
 FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
-    "": ("identity", "none"),  # first, since it names a model without any FFN: SM_i12
+    "": ("identity", "none"),  # first, so that 12 layers without FFN are named SM_i12, not SM+ScFFN_i12
     **{f"+{form.name}": (ffn, "none") for ffn, form in FFNS.items() if form.name},
     "+ScFFN": ("identity", "scaled"),
     "+ScFuFFN": ("fused", "scaled"),
@@ -74,22 +75,25 @@ _GROUP = re.compile(r"(?:(?P<count>[0-9]{1,4})x)?(?P<letters>[A-Za-z]{5}(?:[A-Za
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """The meaning of a name: an architecture, and whether it is trained with the entropy regulariser."""
+    """What a name stands for: an architecture, and whether it is trained with the entropy regulariser."""
 
     architecture: Architecture
     entropy_regularised: bool
 
     @property
     def name(self) -> str:
-        """The papers' name, or the placement if they have none (`name_of`)."""
+        """The name from the papers, or layer codes if the papers have no name for it (`name_of`)."""
         return name_of(self.architecture, entropy_regularised=self.entropy_regularised)
 
 
 def parse(text: str, base: Architecture) -> Member:
-    """Return the model that a name describes: `base` with other layers, block and final norm, and a recipe.
+    """Return the architecture that a name describes, and whether the name asks for the entropy regulariser.
 
-    Raises UserError for a name outside the grammar, `_i6` in a model with fewer layers, a placement whose length does
-    not divide the number of layers, or a part that the block lacks.
+    The name sets the layers, the final norm and, if it is `HH(...)`, the block. All else is as in `base`, except that
+    the logit cap is dropped if `base` has a score cap and no layer keeps it.
+
+    Raises UserError for a name outside the grammar, `_i6` in a model of fewer than 6 layers, layer codes whose number
+    does not divide the number of layers of `base`, or a choice that the block does not have.
     """
     inner, entropy_regularised = _unwrap(text, "EReg")
     block, wrapped = base.block, False
@@ -113,10 +117,10 @@ def parse(text: str, base: Architecture) -> Member:
 
 
 def parse_deployed(text: str, base: Architecture) -> Architecture:
-    """Return the folded architecture of a placement: the listed layers, with the dimensions of `base`.
+    """Return an architecture that is already folded: the layers of the layer codes `text`, and dimensions of `base`.
 
-    `base.layer_positions` are kept only if the placement lists as many layers as `base` has. Raises UserError for any
-    other text, such as one of the papers' names, which do not give the number of layers.
+    `base.layer_positions` are used only if `text` has as many layers as `base`; otherwise all layers have the first
+    kind of positions. Raises UserError for other text, such as a name from the papers, which gives no number of layers.
     """
     num_layers = sum(count for count, _ in _groups(_final_norm(text)[0]))
     if not num_layers:
@@ -127,7 +131,7 @@ def parse_deployed(text: str, base: Architecture) -> Architecture:
 
 
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
-    """Return the papers' name if there is one, else the placement; `parse` on the same base gives the model back."""
+    """Return the name from the papers if there is one, else layer codes; `parse` on the same base reads it back."""
     text = _paper_name(architecture) or placement(architecture)
     if wrapper := architecture.block_facts.wrapper:
         text = f"{wrapper}({text})"
@@ -135,7 +139,7 @@ def name_of(architecture: Architecture, *, entropy_regularised: bool = False) ->
 
 
 def placement(architecture: Architecture) -> str:
-    """Return an architecture's layer codes, run-length encoded, and the code of a final norm that they do not imply."""
+    """Return the layer codes, equal neighbours as one group, and the final norm's code unless the layers imply it."""
     words = ("".join(table[getattr(layer, kind)] for kind, table in LETTERS.items()) for layer in architecture.layers)
     words = (word[:USUAL] if word[USUAL:] == "oo" else word for word in words)
     groups = [f"{len(list(run))}x{letters}" for letters, run in groupby(words)]

@@ -1,7 +1,8 @@
-"""Finds the best members within budgets, overall and at every cost, by a score that adds up over layers.
+"""Finds the best members within budgets, overall and at every cost, by a score that is a sum over layers.
 
 This is label setting. A label is a path from the source to a boundary, with its cost in every measure and its score. At
-each boundary only nondominated labels are kept, so every optimal path is among those of the last level.
+each boundary, dominated labels are dropped, and all but one of equal cost and score. The labels of the last level then
+have every optimal pair of cost and score.
 
 Source: Desrochers and Soumis 1988, "A generalized permanent labelling algorithm for the shortest path problem with time
 windows".
@@ -24,7 +25,7 @@ from search_spaces.graph import Cost, Edge, edges_by_depth
 from search_spaces.notation import Member
 from search_spaces.space import member_of
 
-Scores: TypeAlias = NDArray[np.float64]  # depth x number of the layer in `Stages.layers`; lower is better
+Scores: TypeAlias = NDArray[np.float64]  # depths x layers (in the order of `Stages.layers`); lower is better
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 Index: TypeAlias = NDArray[np.intp]
@@ -33,9 +34,11 @@ Index: TypeAlias = NDArray[np.intp]
 class Edges(NamedTuple):
     """The choices of one depth, one entry each, ordered by `start`.
 
-    `start` and `stop` number the boundaries before and after a choice, within their levels. `layer` is the index of the
-    chosen layer in `Stages.layers`; entries with equal `form` are priced as the same layer. `cost` is edges x
-    measures, as in `FeasibleSpace.costs`; that of the first depth includes the embedding, that of the last the head.
+    start, stop: index of the boundary before and after a choice among the boundaries of its depth.
+    layer: index of the chosen layer in `Stages.layers`. form: index of the layer that is priced for the choice
+        (`priced_layer`), which several layers may share.
+    cost: costs as in `FeasibleSpace.costs` (choices x measures); those of the first depth include the embedding, and
+        those of the last depth the head.
     """
 
     start: Index
@@ -47,9 +50,10 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Stages:
-    """The choices of a space with a budget, made by `stages_of`; `steps` has those of each depth.
+    """The choices of a space with a budget, made by `stages_of`.
 
-    `layers` are all distinct layers of the space; `num_last` is the number of boundaries after the last layer.
+    layers: the distinct layers of the space. steps: the choices of each depth.
+    num_last: number of boundaries after the last layer.
     """
 
     feasible: FeasibleSpace
@@ -59,7 +63,7 @@ class Stages:
 
     @property
     def limit(self) -> Cost:
-        """The budget of every measure, in the units of `Edges.cost`."""
+        """The upper bound of the cost in every measure, in the units of `Edges.cost`."""
         return self.feasible.paths.limit
 
     @property
@@ -68,13 +72,13 @@ class Stages:
         return len(self.steps), len(self.layers)
 
     def numbered(self, placements: Sequence[Sequence[Layer]]) -> Index:
-        """Return the index in `layers` of every layer of every placement: placements x depths."""
+        """Return the index in `self.layers` of every layer of the placements: an array of placements x depths."""
         numbers = {layer: number for number, layer in enumerate(self.layers)}
         return np.array([[numbers[layer] for layer in layers] for layers in placements], dtype=np.intp)
 
 
 def stages_of(feasible: FeasibleSpace) -> Stages:
-    """Return the choices of a space by depth, with their `FeasibleSpace.costs`."""
+    """Return the choices of a feasible space for each depth, with their costs."""
     levels, layers = edges_by_depth(feasible.space.graph), feasible.space.layers
     cost_of = feasible.priced.cost_of
     forms = {edge.choice: priced_layer(feasible.space, edge.choice, cost_of) for edges in levels for edge in edges}
@@ -94,7 +98,7 @@ def stages_of(feasible: FeasibleSpace) -> Stages:
 
 
 def checked(stages: Stages, scores: Scores) -> Scores:
-    """Return the scores unchanged; a UserError is raised if they have another shape or are not finite."""
+    """Return the scores unchanged; a UserError is raised if their shape is not `stages.shape` or one is not finite."""
     if scores.shape != stages.shape:
         raise UserError(f"scores must be {stages.shape[0]} depths x {stages.shape[1]} layers, but are {scores.shape}.")
     if not np.isfinite(scores).all():
@@ -103,9 +107,9 @@ def checked(stages: Stages, scores: Scores) -> Scores:
 
 
 def least_to_go(stages: Stages) -> list[Ints]:
-    """Return the least cost from each boundary to the sink: one array of boundaries x measures per level.
+    """Return the least cost from each boundary to the sink: an array of boundaries x measures per depth, from 0.
 
-    Each measure is minimised separately, so there need not be a path that has the least of all measures.
+    Each measure is minimised separately, so that a single path need not have all the least costs of a boundary.
     """
     to_go = [np.zeros((stages.num_last, len(stages.limit)), dtype=np.int64)]
     for edges in reversed(stages.steps):
@@ -124,9 +128,12 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 
 class Labels(NamedTuple):
-    """The partial paths to one level that are kept: `at` a boundary, with a `cost` (labels x measures) and a `score`.
+    """Nondominated partial paths from the source to the boundaries of one depth (a level), one entry each.
 
-    `parent` numbers the label of the previous level that a path continues, and `layer` the layer that it adds.
+    at: index of the boundary where a path ends, among those of its depth. cost: labels x measures. score: sum over the
+        path's layers.
+    parent: index, in the previous level, of the same path without its last layer. layer: index of its last layer in
+        `Stages.layers`. Both are -1 at the source.
     """
 
     at: Index
@@ -137,7 +144,10 @@ class Labels(NamedTuple):
 
 
 def levels_of_labels(stages: Stages, scores: Scores) -> list[Labels]:
-    """Return the labels of every level, from the source on; those of the last level are paths within the budget."""
+    """Return the labels of every level, from the source to the boundaries after the last layer.
+
+    Labels that cannot be continued within the bound of some measure are left out.
+    """
     to_go = least_to_go(stages)
     start = np.zeros(1, dtype=np.intp)
     levels = [Labels(start, np.zeros((1, len(stages.limit)), dtype=np.int64), np.zeros(1), start - 1, start - 1)]
@@ -204,7 +214,7 @@ def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
 
 
 def nondominated_rows(cost: Ints, score: Floats) -> Bools:
-    """Return a mask of the rows that are nondominated in cost (rows x measures) and score; of equal rows it has one."""
+    """Return a mask of the rows that are nondominated in cost (rows x measures) and score, with one of equal rows."""
     points = np.column_stack([cost.astype(np.float64), score])
     varied = points[:, np.ptp(points, axis=0) > 0] if len(points) > 1 else points[:, :0]
     if varied.shape[1] > 1:
@@ -220,9 +230,9 @@ def _kept(labels: Labels, rows: Bools) -> Labels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimum:
-    """An optimal path; a lower `score` is better.
+    """The layers of an optimal path, their summed score (lower is better) and the path's cost.
 
-    `cost` is ordered as `FeasibleSpace.costs`, but in the integer units of `priced_space`, rounded up to whole steps.
+    `cost` has the measures of `FeasibleSpace.costs`, in the integer units of `priced_space`, rounded up to whole steps.
     `latency_s` is in seconds per new token; it is 0 if the budget does not bound latency.
     """
 
@@ -238,16 +248,16 @@ class Optimum:
 def best(stages: Stages, scores: Scores) -> Optimum | None:
     """Return the optimum of least score within the budget; None if no member is within the budget.
 
-    A UserError is raised for scores that `checked` refuses.
+    A UserError is raised for scores of another shape than `stages.shape`, or scores that are not finite.
     """
     levels = levels_of_labels(stages, checked(stages, scores))
     return _optimum(stages, levels, int(np.argmin(levels[-1].score))) if len(levels[-1].score) else None
 
 
 def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
-    """Return the optima within the budget that are nondominated by score and cost, cheapest first.
+    """Return the optima within the budget that are nondominated in score and in every bounded measure, cheapest first.
 
-    All measures with a budget count as costs. A UserError is raised for scores that `checked` refuses.
+    They are ordered by the first measure of `cost`, then by the next ones. A UserError is raised as by `best`.
     """
     levels = levels_of_labels(stages, checked(stages, scores))
     last = levels[-1]
@@ -257,7 +267,7 @@ def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
 
 
 def member_of_optimum(stages: Stages, optimum: Optimum, *, entropy_regularised: bool | None = None) -> Member:
-    """Return the member with the layers of an optimum; the recipe is by default the first of the space."""
+    """Return the member with the layers of an optimum. entropy_regularised: None for the space's first recipe."""
     return member_of(stages.feasible.space, optimum.layers, entropy_regularised=entropy_regularised)
 
 

@@ -11,29 +11,29 @@ from search_spaces.architecture import Architecture, load_architecture
 from search_spaces.checkpoints.checkpoint import is_checkpoint, read_checkpoint
 from search_spaces.notation import Member, parse
 
-ARCHITECTURE_FILE = "architecture.yaml"  # the file of an export that says what is priced
+ARCHITECTURE_FILE = "architecture.yaml"  # in the folder of an export, the architecture that is priced
 
 
 def is_notation(text: str) -> bool:
-    """Return whether a text is to be parsed as notation: it names no existing file or export, factory or checkpoint."""
+    """Whether a text is taken as notation: it is no existing .yaml file or export folder, factory or checkpoint."""
     return _file(text) is None and ":" not in text and not is_checkpoint(text)
 
 
 def is_checkpoint_name(text: str) -> bool:
-    """Return whether a text can name a checkpoint (`is_checkpoint`), and is not a folder with an architecture file."""
+    """Whether a text is taken as a checkpoint (`is_checkpoint`), and is not a folder with an architecture file."""
     return _file(text) is None and is_checkpoint(text)
 
 
 def is_factory(text: str) -> bool:
-    """Return whether the text is `module:factory`."""
+    """Whether a text is taken as `module:factory`: it has a colon, and is no existing .yaml file or checkpoint."""
     return _file(text) is None and ":" in text and not is_checkpoint(text)
 
 
 def resolve(text: str, base: Architecture) -> Member:
-    """Return the architecture of a .yaml file, an export's folder, a checkpoint, `module:factory` or a notation.
+    """Return the member that a text names: a .yaml file, export folder, checkpoint, `module:factory` or notation.
 
-    `base` gives a notation its dimensions; all others have their own, and no entropy regularisation. A UserError is
-    raised if the text is none of these, or names a model that is no `Architecture`.
+    Notation takes its dimensions from `base`, and only notation can ask for entropy regularisation. A UserError is
+    raised if the text is none of these, cannot be read, or names a model that is no `Architecture`.
     """
     if (path := _file(text)) is not None:
         made: object = load_architecture(path)
@@ -56,9 +56,9 @@ def resolve(text: str, base: Architecture) -> Member:
 
 
 def call_factory(text: str) -> object:
-    """Call the factory that `module:factory` names and return its result; what it prints goes to stderr.
+    """Call the factory that `module:factory` names and return its result; what the factory prints goes to stderr.
 
-    A UserError is raised if it cannot be imported, cannot be called without arguments, or raises an exception.
+    A UserError is raised if the factory cannot be imported or called without arguments, or raises an exception.
     """
     module_name, _, factory_name = text.partition(":")
     try:

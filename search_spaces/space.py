@@ -39,7 +39,7 @@ SHIPPED = ("gpt2-small", "gpt2-papers", "gpt2-forms", "smollm2-135m", "ladder", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """The choices of every layer, in order of enumeration. Raises UserError for an empty list or a repeated choice."""
+    """The choices of every layer, in the order of listing. Raises UserError for an empty field or a repeated choice."""
 
     norm1: tuple[Norm, ...]
     attention: tuple[Attention, ...]
@@ -56,9 +56,9 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Withheld:
-    """Layers, from 0, that do not offer a form of attention, because its rows of scores would overflow fixed point.
+    """Layers, from 0, that must not have a form of attention, because scores would overflow fixed point there.
 
-    These forms do not subtract a row's maximum. A UserError is raised if a layer is repeated.
+    These two forms do not subtract a row's maximum. A UserError is raised if a layer is repeated.
     """
 
     bounded: tuple[int, ...] = ()
@@ -78,18 +78,18 @@ class Withheld:
 class Definition:
     """A space before its graph is built; it has either `choices` or `members`.
 
-    base, dimensions: A base model by name, and dimensions that override its own; or `parent`, without dimensions.
+    base, dimensions: Name of a base model, and overrides of its dimensions; or `parent` (of a search), without these.
     choices: The choices of each layer.
-    members: The names of all architectures of the space, without `EReg(...)`.
+    members: The names (`parse`) of all architectures of the space, without `EReg(...)`.
     constraints: Rules that exclude some architectures.
-    withheld: Layers that do not offer attention `bounded`, or `power8`.
+    withheld: Layers that must not have attention `bounded`, or `power8`.
     first_layers: Layers that every member begins with, whether or not they are among the choices.
-    entropy_regularisation: Training recipes to search: plain (false), regularised (true) or both.
+    entropy_regularisation: Whether members train without (false) or with (true) entropy regularisation, or both.
 
     Raises:
         UserError: If not exactly one of `choices` and `members` is given, `constraints`, `withheld` or `first_layers`
-            come with `members`, `dimensions` with base `parent`, members or recipes are empty, or members, recipes or
-            constraints have repetitions.
+            come with `members`, `dimensions` with base `parent`, `members` or `entropy_regularisation` is empty, or one
+            of them or `constraints` has a repetition.
     """
 
     name: str
@@ -134,7 +134,7 @@ def load_definition(name_or_path: str) -> Definition:
 
 
 def alphabet(choices: Choices) -> list[Layer]:
-    """Return every distinct layer of the choices; a removed attention or FFN has no norm and no stabiliser."""
+    """Return every distinct layer of the choices. If attention or FFN is `none`, so are its norm and stabiliser."""
     layers = [
         Layer(
             norm1="none" if attention == "none" else norm1,
@@ -163,8 +163,8 @@ def _check_distinct(name: str, items: tuple[object, ...]) -> None:
 class SearchSpace:
     """A space that is ready to be searched, made by `load_space` or `build_space`.
 
-    base: The dimensions and number of layers that all members share; the choices of its layers do not matter.
-    graph: Its source-to-sink paths are the architectures.
+    base: A model that has the dimensions and number of layers of all members; the choices of its layers do not matter.
+    graph: Layered graph whose paths from source to sink are the architectures (`search_spaces.graph`).
     completions: Number of paths from each vertex to the sink.
     """
 
@@ -179,7 +179,7 @@ class SearchSpace:
 
     @property
     def recipes(self) -> tuple[bool, ...]:
-        """Whether members are trained without (False) or with (True) the entropy regulariser, or both."""
+        """Contains False if members may be trained without the entropy regulariser, and True if with it."""
         return self.definition.entropy_regularisation
 
     @property
@@ -189,13 +189,13 @@ class SearchSpace:
 
 
 def load_space(name_or_path: str) -> SearchSpace:
-    """Return a shipped space, or the one in a `.yaml` file; raise UserError if there is none or it is not valid."""
+    """Return a shipped space by name, or the space in a `.yaml` file; raise UserError if there is no valid one."""
     return build_space(load_definition(name_or_path))
 
 
 @lru_cache(maxsize=8)  # takes half a second for GPT-2's space
 def build_space(definition: Definition, base: Architecture | None = None) -> SearchSpace:
-    """Build the space of a definition, on `base` instead of the definition's base if it is given.
+    """Build the space of a definition. base: model to use instead of the definition's base; None for that base.
 
     A UserError is raised for an unknown base or member, if the space is empty, if `withheld` names layers that the base
     does not have, or if `first_layers` leave no layer to choose.
@@ -230,7 +230,7 @@ def build_space(definition: Definition, base: Architecture | None = None) -> Sea
 
 
 def without(space: SearchSpace, withheld: Withheld) -> SearchSpace:
-    """Return the space with further attentions withheld; a space that lists its members does not change."""
+    """Return the space with its own `withheld` joined with this one; if it lists its members, it does not change."""
     definition = space.definition
     both = definition.withheld | withheld
     if definition.choices is None or both == definition.withheld:
@@ -241,7 +241,7 @@ def without(space: SearchSpace, withheld: Withheld) -> SearchSpace:
 def with_first_layers(space: SearchSpace, layers: Sequence[Layer]) -> SearchSpace:
     """Return the space whose members all begin with these layers.
 
-    A UserError is raised if a member has no more layers than these, or the space lists its members.
+    A UserError is raised if this leaves no layer to choose, or the space lists its members.
     """
     return build_space(replace(space.definition, first_layers=tuple(layers)), space.base)
 
@@ -252,7 +252,7 @@ def num_architectures(space: SearchSpace) -> int:
 
 
 def num_members(space: SearchSpace) -> int:
-    """Return the exact number of members of the space: architectures times recipes."""
+    """Return the exact number of members of the space: architectures times `recipes`."""
     return num_architectures(space) * len(space.recipes)
 
 
@@ -272,9 +272,9 @@ def member_at(space: SearchSpace, index: int) -> Member:
 
 
 def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool | None = None) -> Member:
-    """Return the model with these layers on the base of the space, which need not be in the space.
+    """Return the space's base with other layers, as a member; it need not be in the space.
 
-    Final norm and logit cap are those that the layers imply. By default the recipe is the first of the space.
+    The layers imply the final norm and the logit cap. entropy_regularised: None for the first of the space's `recipes`.
     """
     recipe = space.recipes[0] if entropy_regularised is None else entropy_regularised
     final_norm = default_final_norm(layers, least_rank(space.base.block_facts))
@@ -286,13 +286,13 @@ def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularise
 def contains(space: SearchSpace, member: Member) -> bool:
     """Return whether a member is in the space.
 
-    Its layers must be a path, its recipe one of the space's, and its other fields those that `member_of` sets.
+    The layers must be a path of the graph, the recipe one of the space's, and other fields as `member_of` sets them.
     """
     return path_of_member(space, member) is not None
 
 
 def path_of_member(space: SearchSpace, member: Member) -> list[Vertex] | None:
-    """Return the vertices of a member, from the source to the head; None if the member is not in the space."""
+    """Return the vertices of a member's path, from the source to the head; None if the member is not in the space."""
     layers, recipe = member.architecture.layers, member.entropy_regularised
     if recipe not in space.recipes or member != member_of(space, layers, entropy_regularised=recipe):
         return None
@@ -315,7 +315,7 @@ def random_below(bound: int, rng: np.random.Generator) -> int:
 
 
 def path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex]:
-    """Return the vertices of layers, from the source to the head; a UserError is raised if there is no such path."""
+    """Return the vertices of the path with these layers, from source to head; raise UserError if there is none."""
     path = _path_of(space, layers)
     if path is None:
         raise UserError(f"these layers are not in space {space.name!r}: {layers!r:.200}.")

@@ -1,4 +1,4 @@
-"""Mutation and crossover inside a search space, for evolution; the results are always members."""
+"""Mutation and crossover of members of a search space, for evolutionary search; the results are members too."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,12 +17,13 @@ Item = TypeVar("Item")
 
 
 def mutate(space: SearchSpace, member: Member, rng: np.random.Generator) -> Member:
-    """Return another member, with one or two neighbouring layers redrawn, or with the other recipe.
+    """Return another member: one or two neighbouring layers are redrawn, or entropy regularisation is switched.
 
-    If the other layers allow no other choice for these, their neighbours are redrawn too, so that the result has many
-    equal layers even in a space that lists its members. If the space has two recipes, one mutation in
-    `num_layers + 1` changes the recipe alone; in a space of one architecture, every mutation does. The only member of a
-    space is returned as it is. A UserError is raised if the member is not in the space.
+    If the remaining layers allow no other choice for the redrawn ones, the layers on both sides are redrawn too, until
+    there is another choice. This keeps many layers even in a space that lists its members. If the space has both
+    recipes, with and without entropy regularisation, one mutation in `num_layers + 1` switches only the recipe, and
+    every one does in a space of one architecture. If the space has a single member, that member is returned. A
+    UserError is raised if `member` is not in the space.
     """
     _check_member(space, member)
     if num_members(space) == 1:
@@ -35,10 +36,11 @@ def mutate(space: SearchSpace, member: Member, rng: np.random.Generator) -> Memb
 
 
 def crossover(space: SearchSpace, first: Member, second: Member, rng: np.random.Generator) -> Member:
-    """Replace a run of layers in `first` by those of `second`; the recipe is drawn from those of both parents.
+    """Return `first` with some consecutive layers replaced by the layers of `second` at the same depths.
 
-    The layers are drawn uniformly from all distinct results in the space that differ from both parents; if there is
-    none, the layers of one parent are returned. A UserError is raised if a parent is not in the space.
+    They are drawn uniformly from all distinct results that are in the space and differ from both parents; without such
+    a result, the layers are those of a random parent. The recipe is that of a random parent, too. A UserError is raised
+    if a parent is not in the space.
     """
     _check_member(space, first)
     _check_member(space, second)

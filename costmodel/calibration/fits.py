@@ -1,13 +1,13 @@
 """Fit testbeds: from timings to seconds per kind of op, or to the seconds of every op of one model.
 
-The fastest repeat of each op counts; where a dealer works ahead, the median, since during the last repeats the dealer
-has nothing left to do, and the parties have the cores for themselves. Under cheetah some runs also make a batch of
-oblivious transfers (OTs) for later ops; such runs count only if every repeat made one. The seconds of a batch are
-estimated from these runs, and charged to ops by the OTs that each op uses.
+The fastest repeat of each op counts. Where a dealer works ahead, the median counts, since during the last repeats the
+dealer has nothing left to do, and the parties have the cores for themselves. Under cheetah some runs also make batches
+of oblivious transfers (OTs) for later ops; the repeats with the fewest batches count. The seconds of a batch are
+estimated from the other repeats, and charged to ops by the number of OTs that each op uses.
 
 In the testbed of one model, each distinct op is measured at its full size, so that no cost is extrapolated: several
-times in its own engine session, after a warm-up. A model's first op gets a session per run, since a model runs it
-before memory of its size is in use. The memory of an engine's processes is fitted on runs of whole models.
+times in a separate engine session, after a warm-up. A model's first op is measured in a session per run, since a model
+runs it before memory of its size is in use. The memory of an engine's processes is fitted on runs of whole models.
 """
 
 import math
@@ -57,10 +57,10 @@ BATCH_PROBE, PROBE_REPEATS = ops.Relu(rows=128, features=256), 8
 
 
 def fit_testbed(protocol: str, setting: EngineSetting, timings: Sequence[Timing]) -> ComputeTestbed:
-    """Return the testbed with fitted seconds of every kind in `microbenchmark.plan`, whose timings are given.
+    """Return the testbed with fitted seconds of every kind in `microbenchmark.plan`, from the timings of that plan.
 
-    Matrix products with the same holder of weights are fitted together. The fit also gives the seconds of the product
-    in a lookup, which compares tokens first. A UserError is raised if a kind has no timing, or not one for each run.
+    Matrix products with the same holder of weights are fitted together. Their fit also gives the seconds of the product
+    in a token embedding that first looks tokens up. Errors are those of `paired`.
     """
     pairs = paired(plan(protocol), timings)
     batch_s = batch_seconds(pairs, setting) if counts_batches(protocol, setting) else 0.0
@@ -107,7 +107,10 @@ def _testbed(
 
 
 def paired(plan: Sequence[Series], timings: Sequence[Timing]) -> list[tuple[Series, Timing]]:
-    """Pair every series with its timing. Raises UserError if one is missing, or has not as many seconds as runs."""
+    """Return each series with its timing, found by name.
+
+    A UserError is raised if a series has no timing, or a timing with more or fewer seconds than the series has runs.
+    """
     by_name = {timing.kind: timing for timing in timings}
     for series in plan:
         runs = sum(series.repeats[: len(series.sizes)])
@@ -119,7 +122,7 @@ def paired(plan: Sequence[Series], timings: Sequence[Timing]) -> list[tuple[Seri
 
 
 def counts_batches(protocol: str, setting: EngineSetting) -> bool:
-    """Return whether runs make OT batches, and it is known which do: under cheetah, with a single thread per party."""
+    """Return whether runs make OT batches that the formulas count: under cheetah, with a single thread per party."""
     return protocol == "cheetah" and setting.threads == 1
 
 
@@ -131,10 +134,10 @@ def typical_seconds(protocol: str, repeats: Sequence[float]) -> float:
 def own_and_setup_s(
     protocol: str, series: Series, timing: Timing, setting: EngineSetting, batch_s: float
 ) -> list[tuple[float, float]]:
-    """Return, for each size, the seconds of an op without OT batches, and the seconds of its share of them.
+    """Return, for each size of a series, the seconds of the op and the seconds of its share of OT batches.
 
-    If `counts_batches`, a batch takes `batch_s` seconds, and only runs with the fewest batches count, since a batch
-    takes longer than most ops. If not, the share is 0.
+    If `counts_batches`, a batch takes `batch_s` seconds, which the first number excludes. Only runs with the fewest
+    batches count, since a batch takes longer than most ops. Otherwise the second number is 0.
     """
     repeats = series.by_size(timing.seconds)
     if not counts_batches(protocol, setting):
@@ -148,9 +151,10 @@ def own_and_setup_s(
 
 
 def batch_seconds(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting) -> float:
-    """Return the seconds of a batch of OTs, or 0 if no run made more batches than another run of its op.
+    """Return the seconds of a batch of OTs, or 0 if no run made more batches than another run of the same op.
 
-    It is the median, over runs with more batches than the fewest of their op, of the extra seconds per extra batch.
+    This is the median of seconds per extra batch, over runs with more batches than the fewest of the op. Extra batches
+    and seconds are counted from the op's fastest run with the fewest batches.
     """
     longer: list[float] = []
     for series, timing in pairs:
@@ -162,7 +166,7 @@ def batch_seconds(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting
 
 
 def batches_made(series: Series, setting: EngineSetting) -> list[int]:
-    """Return the number of OT batches that each run of a series makes, without the warm-up."""
+    """Return the number of OT batches that each run of a series makes; runs of the warm-up are left out."""
     held = replace(setting, weights=series.weights)
     return [made for ops in series.sessions for made in cheetah.batches_made(ops, held)[len(WARM_UP) :]]
 
@@ -194,10 +198,10 @@ def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Ma
 
 
 def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting) -> tuple[Series, ...]:
-    """Return a series for each distinct op of the warm-up and the graphs and, if `counts_batches`, one for OT batches.
+    """Return a series for each distinct op of the warm-up and the graphs and, if `counts_batches`, for `BATCH_PROBE`.
 
-    The first op of a graph is measured in new sessions (`cold`), because in use it runs at the start of a session,
-    unless the graph repeats it, or OT batches are counted.
+    The series of a graph's first op is `cold`, because a model runs this op at the start of a session. It is not if the
+    graph repeats the op, or if `counts_batches`.
     """
     repeats = MORE_REPEATS[ENGINE_PROTOCOLS[protocol].is_slow]
     probe = {BATCH_PROBE: PROBE_REPEATS} if counts_batches(protocol, setting) else {}
@@ -210,7 +214,7 @@ def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting)
 
 
 def measured_model(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting, timings: Path) -> ComputeTestbed:
-    """Measure the ops of the graphs and return their testbed; save timings and raise errors as `timed_run`."""
+    """Measure the graphs' ops, save their `timings`, and return their testbed; errors are those of `timed_run`."""
     plan = model_plan(graphs, protocol, setting)
     measured = timed_run(plan, protocol, setting, timings, lambda series: expected_seconds(series, protocol))
     return fit_model(plan, protocol, setting, measured)
@@ -219,7 +223,7 @@ def measured_model(graphs: Iterable[OpGraph], protocol: str, setting: EngineSett
 def fit_model(
     plan: Sequence[Series], protocol: str, setting: EngineSetting, timings: Sequence[Timing]
 ) -> ComputeTestbed:
-    """Return the testbed of a plan's ops. A UserError is raised if an op has no timing, or not one for each run."""
+    """Return the testbed of the ops of a `model_plan`, from the timings of that plan; errors are those of `paired`."""
     pairs = paired(plan, timings)
     probes = [pair for pair in pairs if pair[0].sizes[0] == BATCH_PROBE]
     batch_s = batch_seconds(probes, setting) if counts_batches(protocol, setting) else 0.0
@@ -243,7 +247,7 @@ def _seconds(series: Series, timing: Timing, protocol: str, setting: EngineSetti
 
 
 def expected_seconds(series: Series, protocol: str) -> float:
-    """Estimate the seconds that a series takes from the committed testbed; ops that the testbed lacks count as 0."""
+    """Return the expected seconds of a series, by the package's testbed; ops that the testbed lacks count as 0."""
     testbed = load_file(ComputeTestbed, TESTBEDS / f"{protocol}.yaml")
     expected_s = len(series.sessions) * (SESSION_S + testbed.start_s)
     for op in chain.from_iterable(series.sessions):
@@ -253,9 +257,10 @@ def expected_seconds(series: Series, protocol: str) -> float:
 
 
 def measured_memory(graphs: Sequence[OpGraph], protocol: str, report: Callable[[str], None]) -> MemoryTestbed:
-    """Run every graph once, call `report` with a line for each, and return the fit of the processes' peak memory.
+    """Run every graph once, call `report` with a line of text on each, and return the fit of processes' peak memory.
 
-    A UserError is raised if the engine is not installed; a StoppedError if it fails or the system does not tell peaks.
+    A UserError is raised if the engine is not installed; a StoppedError if the engine fails or the system does not tell
+    peak memory.
     """
     peaks = []
     for index, graph in enumerate(graphs, start=1):
@@ -282,7 +287,10 @@ def _peaks(graph: OpGraph, protocol: str) -> tuple[int, ...]:
 
 
 def fit_memory(protocol: str, counts: Sequence[dict[Any, int]], peaks: Sequence[tuple[int, ...]]) -> MemoryTestbed:
-    """Fit the peak bytes of all parties in runs of models (`peaks`, the client's first) to features (`counts`)."""
+    """Return the fit of peak memory to runs of models.
+
+    counts: by run, the bytes of each feature (`memory.features`). peaks: by run, each party's bytes, the client first.
+    """
     setting = ENGINE_PROTOCOLS[protocol].setting()
     return MemoryTestbed(
         protocol=protocol,

@@ -1,7 +1,7 @@
-"""Measure the ops of every kind, in series of sizes, under an engine on this machine, for a testbed.
+"""Measure the ops of every kind, each in several sizes, under an engine on this machine, for a testbed.
 
-Every op is repeated, since other work of the machine only adds to a time. A series starts with a warm-up, which makes
-keys, first oblivious transfers and first triples. A file of timings lets an interrupted run resume.
+Every op is repeated, since other work of the machine can only lengthen a run. A session starts with a warm-up, which
+makes keys, first oblivious transfers and first triples. A file of timings lets an interrupted run resume.
 """
 
 import json
@@ -62,8 +62,8 @@ LOOKUPS = TABLES[:5]  # a lookup compares every token with every entry
 class Series:
     """An op, or one kind of op in several sizes, with the number of runs of each.
 
-    weights: who holds them, all parties (`secret`) or the `server`. repeats: runs of each size. cold: whether each run
-        has a session of its own, in which large memory is used for the first time.
+    weights: who holds the ops' weights, all parties (`secret`) or the `server`. repeats: number of runs of each size.
+    cold: whether each run has a separate session, in which large memory is used for the first time.
     """
 
     weights: Holder
@@ -87,14 +87,14 @@ class Series:
         return [[*WARM_UP, op] for op in runs] if self.cold else [[*WARM_UP, *runs]]
 
     def by_size(self, values: Sequence[T]) -> list[Sequence[T]]:
-        """Group values, one for each run after the warm-up, by size."""
+        """Return `values`, one for each run after the warm-up, split into one sequence per size."""
         ends = list(accumulate(self.repeats[: len(self.sizes)], initial=0))
         return [values[start:end] for start, end in pairwise(ends)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Seconds of a series: the warm-up (`start_s`, least of all sessions), and every run; `kind` is `Series.name`."""
+    """Seconds of a series: of its warm-up (`start_s`, least of all sessions) and each run; `kind` is `Series.name`."""
 
     kind: str
     start_s: float
@@ -104,8 +104,8 @@ class Timing:
 def plan(protocol: str) -> tuple[Series, ...]:
     """Return a series for every kind of op that the protocol prices.
 
-    An op with hidden weights has a series with weights that are secret-shared and, if the protocol allows it, a second
-    with weights that the server holds.
+    A type of op with hidden weights has a series with weights that are secret-shared and, if the protocol allows it,
+    another one with weights that the server holds.
     """
     sizes = [_sizes(op_type, forms) for op_type in OP_TYPES for forms in _forms(op_type)]
     planned, engine = list[Series](), ENGINE_PROTOCOLS[protocol]
@@ -159,9 +159,10 @@ def measure(
     known: Iterable[Timing],
     run: Callable[..., Sequence[Measured]] = spu.measure,
 ) -> Iterator[Timing]:
-    """Yield the timing of every series, in order, running those that are not `known` or had another number of runs.
+    """Yield the timing of every series, in order; a series is run unless `known` has its timing with as many runs.
 
-    A UserError is raised if the engine is not installed, a StoppedError if it fails.
+    run: function that runs a session's ops. A UserError is raised if the engine is not installed, a StoppedError if the
+    engine fails.
     """
     timed = {(timing.kind, len(timing.seconds)): timing for timing in known}
     start = len(WARM_UP)
@@ -178,7 +179,7 @@ def measure(
 
 
 def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:
-    """Return a timing per series: the least seconds of each run over several passes of the same plan."""
+    """Return one timing per series from several passes of a plan: the least seconds of each run and of the warm-up."""
     return [
         Timing(
             kind=timings[0].kind,
@@ -212,7 +213,7 @@ def saved(path: Path) -> tuple[Timing, ...]:
 
 
 def check_engine(protocol: str) -> None:
-    """Raise UserError unless the protocol's engine is installed, in the version whose costs the formulas state."""
+    """Raise UserError unless the protocol's engine is installed, in the version that the formulas describe."""
     check_installed(protocol)
     if protocol != CRYPTEN and (engine := f"SecretFlow-SPU {version('spu')}") != ENGINE:
         raise UserError(f"the engine must be {ENGINE}, which the formulas are of, but is {engine}; run: {INSTALL}")
@@ -232,10 +233,10 @@ def timed_run(
     path: Path,
     expected_s: Callable[[Series], float] = lambda series: 1.0,
 ) -> list[Timing]:
-    """Return the timing of every series; those in the file at `path` are not measured again.
+    """Return the timing of every series; timings in the file at `path` are not measured again, new ones are appended.
 
-    expected_s: estimates the time of a series, in any unit, from which the time left is reported on stderr. Raise
-    UserError as `saved` and `measure`, and StoppedError, which says how to resume, if the engine fails.
+    expected_s: estimates the time of a series, in any unit, from which the time left is reported on stderr. UserErrors
+    are those of `saved` and `measure`. If the engine fails, the StoppedError says how to resume.
     """
     known, timings = saved(path), list[Timing]()
     console, total = Console(stderr=True, highlight=False, soft_wrap=True), len(plan)
@@ -272,7 +273,7 @@ def _tables(encoding: ops.Encoding) -> tuple[Op, ...]:
     return tuple(ops.TokenEmbedding(tokens=t, vocab=v, features=d, encoding=encoding) for t, v, d in tables)
 
 
-# op type -> its sizes, if they are not just rows and features or the shapes of scores
+# op type -> function that returns its measured sizes, if these are not ELEMENTS or SCORES
 SIZES: dict[type[Op], Callable[..., tuple[Op, ...]]] = {
     ops.TokenEmbedding: _tables,
     ops.FrozenNorm: lambda: _by_elements(partial(ops.FrozenNorm, centred=True)),

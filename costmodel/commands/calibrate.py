@@ -50,17 +50,17 @@ def calibrate(
     """Fit a testbed on measurements of the engine on this machine, and write it.
 
     All kinds of op are measured twice, minutes apart, and the faster runs count. With --for, every op of one model is
-    measured at its full size instead, and the testbed can price only these ops. An interrupted calibration resumes from
-    its timings, which are in files beside the output.
+    measured at its full size instead, and the testbed can price only these ops. If a calibration is interrupted, the
+    same command resumes it from the timings, which are in files beside the output.
 
     Args:
         protocol: protocol whose testbed is fitted.
-        engine: the protocol's engine, which may be left out.
+        engine: the protocol's engine, which is also the default.
         output: the .yaml file to write.
         for_: model to measure, as for `estimate`; --weights and the flags of dimensions and deployment describe it.
-        weights: secret-shared, or held by the server alone.
+        weights: secret-shared, or known only to the server.
         threads: threads of each party.
-        memory: measure the peak memory of the parties on a few models instead, and write that.
+        memory: measure the peak memory of the parties on a few models instead of seconds, and write that.
     """
     options = ModelOptions(context=None, **model)
     if for_ is None and (options, weights) != (ModelOptions(), "secret"):

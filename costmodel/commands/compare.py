@@ -27,7 +27,7 @@ from costmodel.protocols.primitives import EngineSetting, total_comm
 from costmodel.report import comparisons
 from costmodel.report.tables import print_blocks, print_csv, table
 
-LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
+LARGE_BYTES = 1e9  # a minute or more, since small models took the engine 60 to 260 s/GB on 2 cores
 
 
 def compare(
@@ -41,15 +41,15 @@ def compare(
     """Run an architecture under the MPC engine, and print predicted and measured costs and the error of the logits.
 
     Tokens are drawn with seed 0, and so are weights unless a file is given. The engine must be installed:
-    SecretFlow-SPU, CrypTen for protocol crypten, or DESILO's library for ckks. It runs on this machine; if you give a
-    network, seconds on it are predicted too.
+    SecretFlow-SPU, CrypTen for protocol crypten, or DESILO's library for ckks. The engine runs on this machine; if you
+    give a network, seconds on that network are predicted too.
 
     Args:
         arch: an architecture, as for `estimate`.
         protocol: semi2k, aby3, cheetah, crypten, or ckks, which compares counts, logits and seconds of a small model.
         weights_file: a .safetensors file of weights named <node>.<suffix>, as `nas.export --format mpc` writes it.
         delays: three or more one-way delays at which rounds are measured, such as 10ms,20ms,40ms; takes two runs per
-            delay, and two more. CrypTen counts its rounds.
+            delay, and two more. Not for crypten, which counts its rounds itself.
         format: tables, one JSON document, or CSV with a line per op; in SI units.
     """
     given = PriceOptions(context=None, protocol=protocol, threads=None, new_tokens=None, **options)

@@ -24,7 +24,7 @@ def diff(
     format: Literal["table", "json", "csv"] = "table",
     **options: Any,
 ) -> None:
-    """Show what makes B cheaper than A, op by op.
+    """Show what makes model B cheaper than model A, op by op.
 
     To compare two protocols, give the same architecture twice and --versus.
 
@@ -58,9 +58,9 @@ def diff(
 
 
 def changes(before: Estimate, after: Estimate) -> list[dict[str, Any]]:
-    """Return a record of every op whose count or cost differs, in SI units, largest saving of time first.
+    """Return a record of every distinct op whose count or cost differs, in SI units, largest saving of time first.
 
-    `latency_s` and `sent_bytes` are after - before, and sum to the differences of the totals.
+    `latency_s` and `sent_bytes` are after - before, over all uses of the op; records sum to the changes of the totals.
     """
     groups: tuple[dict[Op, list[Price]], dict[Op, list[Price]]] = {}, {}
     for group, estimate in zip(groups, (before, after), strict=True):

@@ -26,7 +26,7 @@ def estimate(
             Face hub), whose weights are not read; an existing .yaml file; the folder of an export; module:factory (an
             Architecture, or a torch module of token ids, which is traced); or a name such as SM+ScFuFFN_i6 or
             6xLSLGo-6xoSoFs.
-        budget_keys: most bytes of a dealer's keys that a party can store, such as 8GB; a larger model is refused.
+        budget_keys: size of a dealer's keys that a party can store, such as 8GB; a model that needs more is refused.
         egress_price: price of each GB (1e9 bytes) that leaves a party, such as 0.09; not counted by default.
         format: tables, one JSON document, or CSV with a line per op or new token; in SI units.
     """

@@ -28,9 +28,9 @@ NOTES = (
 
 
 class PrintedFigure(NamedTuple):
-    """A number as a paper prints it, beside ours.
+    """A number as a paper prints it, and ours as predicted or counted.
 
-    bar: Greatest relative error that passes; 0 if only equality to the last printed digit does, None if any error does.
+    bar: Greatest relative error that passes; 0 to require equality to the last printed digit, None to pass any error.
     """
 
     printed: str
@@ -52,7 +52,7 @@ class PrintedFigure(NamedTuple):
 
 
 class PrintedRow(NamedTuple):
-    """The figures of one printed row, by name; `use` says whether the row was fitted or held out."""
+    """The figures of one printed row, by name. use: `fitted` or `held out`, then `, HH` in He and Hofmann's block."""
 
     name: str
     use: str
@@ -74,7 +74,7 @@ def validate() -> int:
 
 
 def compared_with_papers() -> list[PrintedRow]:
-    """Return the rows of the papers that `published` is fitted to, and those that were held out, beside ours."""
+    """Return the rows of the papers that `published` is fitted to, and those held out of the fit, with our numbers."""
     pricer, rows = published.load(), []
     for row in (*published_rows(), *held_out_rows()):
         dimensions = Dimensions(layers=row.num_layers, heads=row.num_heads, d_model=row.d_model, vocab=row.vocab_size)
@@ -118,7 +118,7 @@ def paper_flops(graph: OpGraph) -> tuple[int, int]:
 
 
 def rows_table(rows: Sequence[PrintedRow]) -> Table:
-    """Tabulate printed numbers, each with our number and its relative error where the two differ."""
+    """Return a table of the printed numbers, each with our number and its relative error if the two differ."""
     lines = []
     for row in rows:
         cells = []
@@ -131,7 +131,7 @@ def rows_table(rows: Sequence[PrintedRow]) -> Table:
 
 
 def errors_table(rows: Sequence[PrintedRow]) -> Table:
-    """Tabulate the errors of each quantity, over the fitted or the held-out rows, and whether all of them pass."""
+    """Return a table of the errors of each figure over the rows of each `use`, and whether all of them pass."""
     groups: dict[tuple[str, str], list[PrintedFigure]] = {}
     for row in rows:
         for what, figure in row.figures.items():

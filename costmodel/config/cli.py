@@ -1,8 +1,8 @@
 """Makes functions into commands that report an error in one line on stderr, with an exit code for its kind.
 
 Exit codes: 0 success; 1 the command started and failed, or has a bug; 2 usage or bad input, nothing was written; 3
-nothing fits the budget; 130 interrupted. Flags, `--config FILE` and `--print_config` come from signatures and
-docstrings. Every command takes `--debug`, which shows the traceback of a bug instead of writing it to a file.
+nothing fits the budget; 130 interrupted. Flags and their help come from a function's signature and docstring. Every
+command also takes `--config FILE`, `--print_config`, and `--debug`, which shows a bug's traceback on the terminal.
 """
 
 import atexit
@@ -33,7 +33,7 @@ Command: TypeAlias = Callable[..., int | None]
 
 DEBUG = "--debug"
 
-MAX_LINE = 1000  # characters; a very long value must not hide the error
+MAX_LINE = 1000  # characters of an error, since a very long value must not hide the rest of it
 
 # keys that the parser accepts in a file without setting a flag
 _RESERVED = {"config", "debug", "subcommand", "print_shtab", "init_args", "__path__"}
@@ -104,7 +104,7 @@ class Parser(ArgumentParser):
     def parse_args(  # type: ignore[override]  # the overloads differ in ways that we do not use
         self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
     ) -> Any:
-        """Parse arguments.
+        """Parse command-line arguments (default: those of the process) and return their values by name.
 
         A UserError is raised for text that is not UTF-8 or has null characters, a `--config` file that is not strict
         YAML or has a reserved key, or a null where none is allowed; an ArgumentError for other faults.
@@ -143,9 +143,9 @@ class Parser(ArgumentParser):
 def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None = None) -> NoReturn:
     """Run the command that `args` (default: the process's) name, then exit with the code that it returns (None is 0).
 
-    A dict gives one subcommand per entry. prog: the command's name in its help. A command raises UserError for bad
-    input (InfeasibleError if nothing is within the budget), and StoppedError, OSError or MemoryError if it cannot go
-    on; any other exception is a bug.
+    commands: a function, or subcommand -> function. prog: the program's name in the help. A command raises UserError
+    for bad input (InfeasibleError if nothing is within the budget), and StoppedError, OSError or MemoryError if it
+    cannot go on; any other exception is a bug.
     """
     arguments, components = list(sys.argv[1:] if args is None else args), cast(Any, commands)
     if isinstance(commands, dict) and arguments and arguments[0] in commands:
@@ -157,7 +157,7 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
 def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
     """Run an action and return its exit code; an exception is reported in one line, and SIGTERM acts like Ctrl-C.
 
-    The traceback of a bug is written to a file that the line names; with `debug`, the exception is raised instead.
+    If the exception is a bug, its traceback is written to a file that the line names; with `debug`, it is raised.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before this process began
@@ -198,7 +198,7 @@ def _show_warning(message: Warning | str, *where: Any, **rest: Any) -> None:
 
 
 def given(parser: Parser, args: Sequence[str]) -> Namespace:
-    """Return what arguments and `--config` files set, without defaults; exit on `--help` and `--print_config`."""
+    """Return the values that arguments and `--config` files set, without defaults; exit on --help, --print_config."""
     arguments = _with_underscores(args)
     parser.parse_args(arguments)
     stated: Namespace = parser.parse_args(arguments, defaults=False)
@@ -206,9 +206,9 @@ def given(parser: Parser, args: Sequence[str]) -> Namespace:
 
 
 def flags_of(settings: Any, within: str = "") -> list[str]:
-    """Return the flags, each followed by its value, for a dataclass's fields that are neither None nor the default.
+    """Return `--flag`, value, ... for the fields of a dataclass that are neither None nor the default.
 
-    Fields of dataclasses inside it are included; `within` is the prefix of all names, such as `recipe.`.
+    Fields of nested dataclasses are included. within: the prefix of all names, such as `recipe.`.
     """
     flags: list[str] = []
     for field in fields(settings):

@@ -1,4 +1,4 @@
-"""The console of all commands: control characters in any text are shown as escapes, not sent to the terminal."""
+"""The console of all commands: control characters in a text are shown as escapes, not sent to the terminal."""
 
 import re
 from typing import IO, Any, TextIO, cast
@@ -16,7 +16,7 @@ def visible(text: str) -> str:
 
 
 class VisibleStream:
-    """A text stream that escapes control characters and passes the text on to `stream`."""
+    """A text stream that writes to `stream`, with control characters escaped (`visible`)."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -35,7 +35,7 @@ def visible_stream(stream: TextIO) -> TextIO:
 
 
 class Console(rich.console.Console):
-    """A rich console that escapes control characters in text, but writes those of its own styles."""
+    """A rich console that escapes control characters in texts, but not those that rich writes for styles."""
 
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str(visible(text), **settings)

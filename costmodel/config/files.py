@@ -1,7 +1,7 @@
 """Reads the files that users name, as strict YAML or JSON, and decodes their plain data to frozen dataclasses.
 
-No file can hang or fill the memory: it must be regular and of bounded size, and nest at most MOST_LEVELS deep. Keys of
-YAML must be strings, none may appear twice, and there may be no anchors, aliases and merge keys.
+A file cannot block the program or fill its memory: it must be regular and of bounded size, and nest lists and mappings
+at most MOST_LEVELS deep. YAML must have string keys, none twice, and no anchors, aliases or merge keys.
 """
 
 import json
@@ -20,13 +20,14 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from costmodel.errors import UserError
 
-MOST_YAML = 1_000_000  # bytes, which take seconds; the largest committed file has 13 kB
-MOST_JSON = 256_000_000  # bytes; the tokenizer of a vocabulary of 256,000 tokens has 33 MB
-MOST_TEXT = 16_000_000_000  # bytes of a file of documents, each of which is read whole
-MOST_ROWS = 100_000_000_000  # bytes of a file of rows, which are read one by one
-MOST_WEIGHTS = 100_000_000_000  # bytes of a file of weights
-MOST_LINE = 1_000_000_000  # bytes of a row
-MOST_LEVELS = 64  # lists and mappings within each other; ours have 8
+# limits of files, in bytes but for MOST_LEVELS
+MOST_YAML = 1_000_000  # takes seconds to read; the largest committed file has 13 kB
+MOST_JSON = 256_000_000  # the tokenizer of a vocabulary of 256,000 tokens has 33 MB
+MOST_TEXT = 16_000_000_000  # text that is read at once
+MOST_ROWS = 100_000_000_000  # files that are read row by row
+MOST_WEIGHTS = 100_000_000_000  # files of weights
+MOST_LINE = 1_000_000_000  # one row
+MOST_LEVELS = 64  # nested lists and mappings; the committed files have 8
 _KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 _UNSIZED = 1 << 16  # bytes that are read of a file whose size the system does not tell, as under /proc
 
@@ -34,7 +35,7 @@ _UNSIZED = 1 << 16  # bytes that are read of a file whose size the system does n
 def open_file(path: Path, most: int) -> BufferedReader:
     """Open a regular file to read its bytes.
 
-    A UserError is raised if it cannot be opened, is of another kind, or has more than `most` bytes.
+    A UserError is raised if the file cannot be opened, is not regular, or has more than `most` bytes.
     """
     try:
         # a pipe that nobody writes to must not block
@@ -69,12 +70,12 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_json(path: Path, rule: str = "must be JSON") -> Any:
-    """Return the plain data of a JSON file. A UserError that names the file and `rule` is raised if it is none."""
+    """Return the plain data of a JSON file; raise a UserError with the path and `rule` if the file is not JSON."""
     return plain_json(read_text(path, MOST_JSON), f"{path} {rule}")
 
 
 def plain_json(text: str | bytes, rule: str) -> Any:
-    """Return JSON as plain data; a UserError that begins with `rule` is raised for other text or too deep nesting."""
+    """Return JSON text as plain data; raise a UserError that begins with `rule` for other text or too deep nesting."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -92,7 +93,7 @@ def _parts(whole: Any) -> Iterable[Any]:
 
 T = TypeVar("T")
 
-_RULES = {  # by pydantic's name of the error
+_RULES = {  # pydantic's name of an error -> our text
     "bool_type": "must be of type bool",
     "dataclass_type": "must be a mapping of keys to values",
     "dict_type": "must be a mapping",
@@ -133,7 +134,7 @@ def decode(kind: type[T], data: object, where: str) -> T:
 
 
 def load_file(kind: type[T], path: Path) -> T:
-    """Return the dataclass in a YAML file; a UserError that names the file is raised if it does not hold one."""
+    """Return an instance of the dataclass `kind` from a YAML file; raise a UserError with the path if it is invalid."""
     return decode(kind, load_mapping(path), str(path))
 
 
@@ -175,7 +176,7 @@ def _names(hint: Any, steps: Sequence[Any]) -> list[str]:
     return next((names for option in get_args(hint) if (names := _names(option, inside))), [])
 
 
-MOST_BITS = 8192  # of a number: Python writes at most 4,300 digits
+MOST_BITS = 8192  # of an integer in YAML, below the 4,300 digits that Python can write
 
 
 class _PlainDumper(yaml.SafeDumper):

@@ -17,17 +17,17 @@ _QUANTITY = re.compile(r"\s*(?P<number>[-+0-9.eE]+|[-+]?(?:nan|inf(?:inity)?))\s
 
 
 def parse_seconds(text: str, subject: str) -> float:
-    """Return the seconds of a positive duration such as `5min`; a UserError for another text names `subject`."""
+    """Return the seconds of a positive duration such as `5min`; raise a UserError about `subject` for other text."""
     return _parse(text, subject, SECONDS, "300s or 5min")
 
 
 def parse_bytes(text: str, subject: str) -> float:
-    """Return the bytes of a positive size such as `8GB` (8e9); a UserError for another text names `subject`."""
+    """Return the bytes of a positive size such as `8GB` (8e9); raise a UserError about `subject` for other text."""
     return _parse(text, subject, BYTES, "800MB or 8GB")
 
 
 def parse_budget(latency: str | None, comm: str | None, keys: str | None) -> Budget:
-    """Return the budget of `--budget-latency`, `--budget-comm` and `--budget-keys`; None means no bound."""
+    """Return the budget from the values of --budget-latency, --budget-comm and --budget-keys; None is no bound."""
     return Budget(
         latency_s=None if latency is None else parse_seconds(latency, "--budget-latency"),
         sent_bytes=None if comm is None else parse_bytes(comm, "--budget-comm"),
@@ -36,12 +36,12 @@ def parse_budget(latency: str | None, comm: str | None, keys: str | None) -> Bud
 
 
 def parse_bits_per_s(text: str, subject: str) -> float:
-    """Return the bits per second of a bandwidth such as `1Gbps`; a UserError for another text names `subject`."""
+    """Return the bits per second of a bandwidth such as `1Gbps`; raise a UserError about `subject` for other text."""
     return _parse(text, subject, BITS_PER_S, "100Mbps or 1Gbps")
 
 
 def parse_share(text: str, subject: str) -> float:
-    """Return a percentage above 0, at most `100%`, as a fraction; a UserError for another text names `subject`."""
+    """Return a percentage above 0 and up to `100%` as a fraction; raise a UserError about `subject` for other text."""
     share = _parse(text, subject, {"%": 0.01}, "60%")
     if share > 1:
         raise UserError(f"{subject} must be at most 100%, all that the parent takes, but got {text!r}.")
@@ -49,7 +49,7 @@ def parse_share(text: str, subject: str) -> float:
 
 
 def parse_delay(text: str, subject: str) -> float:
-    """Return the seconds of a duration of at least 0 such as `4ms`; a UserError for another text names `subject`."""
+    """Return the seconds of a duration of at least 0, such as `4ms`; raise a UserError about `subject` otherwise."""
     return _parse(text, subject, SECONDS, "4ms or 0ms", zero=True)
 
 
@@ -66,12 +66,12 @@ def _parse(text: str, subject: str, units: dict[str, float], example: str, *, ze
 
 
 def format_count(count: int) -> str:
-    """Format a number: `1,048,576`, or `2.1e29` from a billion on, where nobody reads all digits."""
+    """Return a number as text: `1,048,576`, or from a billion on `2.1e29`."""
     return f"{count:,}" if count < 10**9 else f"{Decimal(count):.1e}".replace("e+", "e")
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a duration: `4.76 min`, `12.3 s`."""
+    """Return a duration as text, such as `12.3 s`, in minutes from 60 s on and in hours from 3,600 s on."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= size:
             return f"{seconds / size:.2f} {unit}"
@@ -79,7 +79,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Format a size: `6.43 GB`."""
+    """Return a size as text, such as `6.43 GB` (1 GB = 1e9 bytes)."""
     for unit in ("TB", "GB", "MB", "kB"):
         if num_bytes >= BYTES[unit]:
             return f"{num_bytes / BYTES[unit]:.2f} {unit}"

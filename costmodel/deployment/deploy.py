@@ -23,7 +23,7 @@ class Deployment:
     Args:
         embedding: tokens one-hot encoded by the client, or looked up under the protocol.
         projection: logits of all tokens, or only of the last one, as for generation.
-        phase: the whole prompt (prefill), or one more token after seq_len - 1 with cached keys and values (decode).
+        phase: the whole prompt (prefill), or one token after seq_len - 1 tokens with cached keys and values (decode).
         rows: all tokens through every layer, or only the rows that the logits of the last token need; in the last
             attention layer the other tokens then only contribute keys and values.
         query_block: queries per block of attention, which reads the keys up to the block's end (default: all).
@@ -32,8 +32,8 @@ class Deployment:
             tiles.
         public_layers: layers whose weights all parties know, such as those of a public checkpoint without fine-tuning:
             0-5,7 for example (numbers from 0, ranges, embed and head).
-        client_layers: number of first layers that the client computes in plaintext, with the embedding; 0 for the
-            embedding alone. The client has their weights.
+        client_layers: number of first layers that the client, which has their weights, computes in plaintext after the
+            embedding; 0 for only the embedding (default: the client computes no part of the model).
 
     Raises:
         UserError: If choices contradict each other, a block, batch or number of blocks is below 1, or `public_layers`
@@ -73,7 +73,7 @@ class Deployment:
 def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None) -> OpGraph:
     """Return the op graph of a prompt, rewritten for a deployment.
 
-    `num_tokens` only matters in phase decode: the number of tokens including the new one (None: those of the graph).
+    `num_tokens` is used only in phase decode: the number of tokens including the new one (None: as many as in `graph`).
     A UserError is raised if the graph cannot be run in this way, or lacks layers that the deployment names.
     """
     if deployment.public_layers is not None:
@@ -122,14 +122,14 @@ def generation(
     deployment: Deployment,
     context: int | None = None,
 ) -> list[OpGraph]:
-    """Return one op graph per new token: the prompt's, then those of decoding with cached keys and values.
+    """Return one op graph per new token: the prompt's, then one per token that is decoded with cached keys and values.
 
     The last new token is not read again, so it needs no place in the context.
 
     Args:
         whole: Function that returns the op graph of a prompt, before deployment, given its number of tokens.
         prompt_len, new_tokens: Number of tokens of the prompt, and number of tokens to generate.
-        deployment: How the prompt is run; later runs decode, with its other choices.
+        deployment: How the prompt is run. Later runs have phase decode, projection all, rows all and its other choices.
         context: Number of tokens that the model can read; None if only `whole` checks it.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Layers whose weights not only the server knows: public layers, and first layers that the client computes.
+"""Layers whose weights parties other than the server know: public layers, and first layers that the client computes.
 
-Public layers are, for example, those of a public checkpoint without fine-tuning. The client computes the first layers
+Public layers are, for example, layers of a public checkpoint without fine-tuning. The client computes the first layers
 in plaintext and shares the resulting hidden states.
 """
 
@@ -16,9 +16,9 @@ LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
 def public_layers(text: str) -> frozenset[LayerId]:
-    """Parse layers such as `0-5,7,embed`: numbers from 0, inclusive ranges, `embed` and `head`, with commas between.
+    """Return the layers that a text such as `0-5,7,embed` names.
 
-    A UserError is raised for any other text.
+    Layers are numbers from 0, inclusive ranges, `embed` and `head`, with commas between. Other text raises UserError.
     """
     layers: set[LayerId] = set()
     for part in text.split(","):
@@ -34,7 +34,7 @@ def public_layers(text: str) -> frozenset[LayerId]:
 
 
 def with_public_layers(graph: OpGraph, layers: frozenset[LayerId]) -> OpGraph:
-    """Return the graph with all weights of `layers` public; a UserError is raised if the graph lacks one of them."""
+    """Return the graph with all weights of `layers` public; a UserError is raised if a layer is not in the graph."""
     last = _last_layer(graph)
     if missing := layers - {node.layer for node in graph} - {*range(last)}:  # a layer in between may have no ops left
         raise UserError(
@@ -52,16 +52,16 @@ def _last_layer(graph: OpGraph) -> int:
 
 
 class Halves(NamedTuple):
-    """An op graph cut in two: the last node of `client` gives the hidden states that `private` reads as an input."""
+    """An op graph cut in two: `private` reads, as an input, hidden states that a node of `client` computes."""
 
     client: OpGraph
     private: OpGraph
 
 
 def halves(graph: OpGraph, num_layers: int) -> Halves:
-    """Cut the graph after its embedding and its first `num_layers` layers.
+    """Return the two parts of a graph, cut after its embedding and its first `num_layers` layers.
 
-    A UserError is raised unless the graph has `num_layers` layers and its rest reads only one tensor of this part.
+    A UserError is raised if the graph has fewer layers, or if `private` would read several outputs of `client`.
     """
     most = 1 + _last_layer(graph)
     if not 0 <= num_layers <= most:

@@ -1,9 +1,9 @@
 """Rewrites of op graphs: attention in blocks of queries, the vocabulary in blocks of entries, the last token alone.
 
-Without blocks a secret-shared engine computes the whole square of scores, of which a causal mask uses half; a block of
-queries only needs the keys up to its own end. If the factors of a product exceed `op_programs.TILE_BYTES`, the engine
-cuts the product into tiles, and opens a part of a factor again for every tile that needs it; the vocabulary's entries
-are opened once in blocks that need no tiles.
+Without blocks, an engine computes the whole square of scores, of which a causal mask uses half; a block of queries only
+needs the keys up to the block's end. If the factors of a product exceed `op_programs.TILE_BYTES`, the engine cuts the
+product into tiles, and opens a part of a factor again for every tile that needs the part; the vocabulary's entries are
+opened once in blocks that need no tiles.
 
 For the last token alone, ops are followed back from the logits: a row-wise op needs the last row of its inputs;
 attention needs the last row of queries, but all keys and values. In phase decode the keys and values of earlier tokens
@@ -22,7 +22,10 @@ from costmodel.ops import Input, Node, OnRows, OnScores, Op, OpGraph, output_sha
 
 
 class Attention(NamedTuple):
-    """The nodes of one attention from scores to mix, and its inputs' names: packed queries and keys, and values."""
+    """The nodes of one attention, from scores to mix, and the names of what it reads.
+
+    packed: the queries and keys side by side, perhaps with values. values: the values; `packed` if it has them.
+    """
 
     nodes: tuple[Node, ...]
     packed: str
@@ -38,7 +41,7 @@ class Attention(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Number of features of one token's values; its queries and its keys have as many."""
+        """Number of features of one token's values, which is also that of its queries, and of its keys."""
         assert isinstance(self.mix.op, ops.AttentionMix)
         return self.mix.op.heads * self.mix.op.head_dim
 
@@ -71,9 +74,9 @@ def inside(graph: OpGraph) -> dict[str, Attention]:
 
 
 def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
-    """Return one of an attention's ops for the first `keys` tokens as keys and the last `queries` of them as queries.
+    """Return `op`, one of an attention's ops, for the first `keys` tokens, of which the last `queries` are queries.
 
-    An element-wise op on scores, such as a cap, takes them as heads x queries rows of `keys` features.
+    An element-wise op on scores, such as a cap, takes scores as heads x queries rows of `keys` features.
     """
     if isinstance(op, OnScores):
         return replace(op, queries=queries, keys=keys)
@@ -83,10 +86,10 @@ def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
 
 
 def keys_and_values(attention: Attention, *, rows: int, past_len: int = 0) -> tuple[list[Node], list[Input]]:
-    """Return nodes that append keys and values of `rows` new tokens to those of `past_len` earlier ones, and inputs.
+    """Return nodes that append keys and values of `rows` new tokens to `past_len` earlier ones, and graph inputs.
 
-    The first node holds the keys and the last one the values; if queries, keys and values are packed, there is only one
-    node. Each node has a graph input with the earlier tokens' keys or values; there are no inputs if `past_len` is 0.
+    The first node has the keys and the last one the values; if queries, keys and values are packed, there is only one
+    node. Each node reads a graph input with the earlier tokens' keys or values; with `past_len` 0, there are no inputs.
     """
     scores, width = attention.scores, attention.width
     kept = [("keys", attention.packed, width), ("values", attention.values, width)]
@@ -194,7 +197,7 @@ def decode_step(graph: OpGraph, num_tokens: int | None = None) -> OpGraph:
 
 
 def for_last_row(graph: OpGraph, *, through_layers: bool) -> OpGraph:
-    """Return the graph with the logits of the last token alone, or unchanged if it does not give logits per token.
+    """Return the graph for only the logits of the last token; unchanged if it does not give logits for each token.
 
     With `through_layers`, the layers also omit rows that are not needed; otherwise only the ops after the layers do.
     """

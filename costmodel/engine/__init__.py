@@ -1,1 +1,1 @@
-"""Run op graphs under SecretFlow-SPU, CrypTen or a CKKS library, and measure their costs; start with `spu`."""
+"""Run op graphs under SecretFlow-SPU, CrypTen or a CKKS library, and measure their costs. Read module `spu` first."""

@@ -26,16 +26,16 @@ _LENGTH = struct.Struct(">I")
 # A silent peer is probed after 3 s, then every 2 s, and given up after 3 unanswered probes: its machine may be gone.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 UNACKNOWLEDGED_MS = 9_000  # a peer that does not acknowledge data for so long is given up
-LEAVE, FAREWELL = "leave", "farewell"  # what the client tells the others, and the last frame of every party
-ALIVE = "alive"  # a frame that every party sends again and again, and no party reads
-BEAT_S = 0.5  # time between two such frames
+LEAVE, FAREWELL = "leave", "farewell"  # kinds of frames: the client's command to end, and the last frame of every party
+ALIVE = "alive"  # kind of a frame that says only that the sender is alive; every party sends it again and again
+BEAT_S = 0.5  # seconds between two such frames
 JOINED_BYTES = 1 << 16  # a frame of up to this size is copied into one piece and sent at once
-TLS_PIECE_BYTES = 1 << 16  # what one call encrypts
+TLS_PIECE_BYTES = 1 << 16  # bytes that one call encrypts
 PIECE_BYTES = 1 << 20  # memory for a blob grows from this size as its bytes come
 
-RETRY_S = 0.02  # between two attempts to connect to a party that does not listen yet, or to accept a connection
+RETRY_S = 0.02  # seconds between two attempts to connect to a party that does not listen yet, or to accept a connection
 
-Blob: TypeAlias = bytes | bytearray | memoryview  # of bytes
+Blob: TypeAlias = bytes | bytearray | memoryview  # the last with items of one byte
 
 
 def hear_callers(
@@ -48,7 +48,7 @@ def hear_callers(
 
     hear: called with a connection and the queue of connections whose callers have not yet said who they are; it must
         remove its own connection from the queue.
-    most: connections that the queue may hold; beyond it, the connection that has waited longest is shut down.
+    most: largest length of the queue; if it gets longer, the connection that has waited longest is shut down.
     """
     waiting = deque[socket.socket]()
     while is_open():
@@ -72,7 +72,7 @@ class Frame(NamedTuple):
 
 
 class GoneError(ConnectionError):
-    """The peer has left, or a frame was not received or delivered in time."""
+    """The peer has left, or a frame was not received or delivered in time; the text gives the cause."""
 
 
 class BrokenError(GoneError):
@@ -118,7 +118,7 @@ class Sealed:
             raise (RefusedError if "ALERT" in (error.reason or "") else GoneError)(str(error)) from None
 
     def recv(self, num_bytes: int) -> bytes:
-        """Wait for bytes and return at most `num_bytes` of them; none once the peer has ended the connection."""
+        """Wait for bytes and return at most `num_bytes` of them, or `b''` once the peer has ended the connection."""
         buffer = bytearray(num_bytes)
         while True:
             try:
@@ -156,7 +156,7 @@ Connection: TypeAlias = socket.socket | Sealed
 class Channel:
     """One end of a connection. `sent_bytes` counts the bytes of all frames that `send` sent, headers included.
 
-    max_blob_bytes: the most bytes that all blobs of a received frame may have together.
+    max_blob_bytes: largest number of bytes that the blobs of a received frame may have together.
     """
 
     def __init__(self, connection: Connection, max_blob_bytes: float = math.inf) -> None:
@@ -182,7 +182,7 @@ class Channel:
             self.sent_bytes += size
 
     def beat(self) -> None:
-        """Tell the peer that this party is alive, unless a farewell was sent. Raise OSError if the peer is gone."""
+        """Send the peer a frame of kind ALIVE, unless a farewell was sent. Raise OSError if the peer is gone."""
         head = json.dumps({"kind": ALIVE, "sizes": []}).encode()
         with self._sending:
             if not self._has_parted:
@@ -191,8 +191,8 @@ class Channel:
     def receive(self, *, until_s: float = math.inf, idle_s: float = math.inf) -> Frame:
         """Return the next frame. Frames that say only that the peer is alive are skipped.
 
-        Raise GoneError if no frame has come by the time `until_s` of the monotonic clock, or the peer has left;
-        BrokenError if no byte comes for `idle_s` seconds, or what comes is not a frame or has too many bytes.
+        Raise GoneError if no frame has come by `until_s` (in seconds of the monotonic clock), or the peer has left;
+        BrokenError if no byte comes for `idle_s` seconds, or the bytes are not a valid frame or too many.
         """
         try:
             while True:
@@ -246,11 +246,11 @@ class Channel:
 
 
 class Peers:
-    """The other parties, as one party sees them: `channels` by rank, each read by its own thread as frames come.
+    """One party's channels to all others, by rank; a thread for each channel reads frames as they come.
 
-    So no party waits for a peer that is gone. If a peer leaves without a farewell, is silent for `idle_s` seconds, or
-    sends something that is not a frame, its thread calls `on_gone` at once, with the peer's rank and the reason. Other
-    threads tell every peer that this party is alive, as long as `is_awake()` is true.
+    If a peer leaves without a farewell, is silent for `idle_s` seconds, or sends something that is not a frame, the
+    thread of its channel calls `on_gone` at once, with the peer's rank and the exception. So no party waits for a peer
+    that is gone. Other threads tell every peer that this party is alive, as long as `is_awake()` is true.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class Peers:
         for reader in self._readers:
             reader.start()
         self._is_over = Event()
-        for channel in channels.values():  # each for itself: one that does not read holds up none but its own
+        for channel in channels.values():  # a thread each: a peer that does not read delays only its own
             Thread(target=self._beat, args=(channel,), daemon=True).start()
 
     @property
@@ -292,7 +292,7 @@ class Peers:
         return self._frames[rank].get()
 
     def close(self) -> None:
-        """Wait until every peer has said farewell, then close the channels; earlier, a peer might still be reading."""
+        """Close the channels once every peer has sent its farewell or is gone; until then, peers may still read."""
         for reader in self._readers:
             reader.join()
         self._is_over.set()

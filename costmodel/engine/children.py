@@ -1,7 +1,8 @@
 """Start, reuse, command and end child processes that run the engine, one per party.
 
-Secrets reach a child through a socket, its standard input. On disk it has two files without a name (its output, and the
-op that it runs) and a folder for sockets and masks, which the parent deletes, or the child if the parent was killed.
+Secrets reach a child through a socket, its standard input. On disk a child has two files without a name (its output,
+and the name of the op that runs) and a folder for sockets and masks; the parent deletes this folder, or, if the parent
+was killed, the child does.
 """
 
 import os
@@ -37,9 +38,9 @@ KEPT_MEMORY = (
     f"glibc.malloc.trim_threshold={1 << 40}",
     "glibc.malloc.arena_max=1",
 )
-JOB, SOCKET = "job", "socket"  # folder of a job in that of a child, and in it the socket where others reach the party
+JOB, SOCKET = "job", "socket"  # in a child's folder, the folder of its job; in that, the socket that other parties call
 MOST_NAME = 1024  # bytes of an op's name
-LOG = 1  # a child's standard output, which it reads too
+LOG = 1  # descriptor of standard output, which is a file that the child also reads
 
 Commands: TypeAlias = SimpleQueue[Frame]
 Told: TypeAlias = SimpleQueue[tuple[dict[str, Any], Sequence[Blob]] | None]  # headers and blobs to send; None ends
@@ -49,7 +50,7 @@ _idle: ContextVar["dict[int, list[Child]] | None"] = ContextVar("idle", default=
 
 
 def read_all(file: int, start: int = 0) -> bytes:
-    """Return what an open file (a descriptor) holds from byte `start` on, and leave its position where it is."""
+    """Return the bytes of an open file (a descriptor) from byte `start` on, without moving the file's position."""
     return os.pread(file, max(0, os.fstat(file).st_size - start), start)
 
 
@@ -64,16 +65,17 @@ class Progress:
 
     @property
     def at(self) -> str:
-        """The op that runs, or ran when the process ended, such as ` in op 'embed'`; empty if none is known."""
+        """Text such as ` in op 'embed'` for the op that runs, or ran when the process ended; empty if none did."""
         op = os.pread(self.file, MOST_NAME, 0).rstrip(b"\0").decode(errors="replace")
         return f" in op {op!r}" if op else ""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Child:
-    """A child process. `channel` leads to it, `ending` ends it, and `is_free` says whether it waits for a job.
+    """A child process. `channel` leads to it, closing `ending` ends it, and `is_free` is whether it waits for a job.
 
-    output: descriptor of the file with its output. commands: frames that are still to be sent to it.
+    folder: the child's own folder. output: descriptor of the file with its output. progress: the op that it runs.
+    commands: queue of the frames that are still to be sent to it.
     """
 
     process: subprocess.Popen[bytes]
@@ -95,7 +97,7 @@ class Child:
         return read_all(self.output).decode(errors="replace")
 
     def begin(self, assignment: object, weights: object) -> None:
-        """Begin a job with a party's assignment, and the weights that this party shares (None if it has none)."""
+        """Begin a job with a party's assignment, and its weights (None except for the server)."""
         shutil.rmtree(self.job_folder, ignore_errors=True)
         self.job_folder.mkdir()
         os.truncate(self.output, 0)
@@ -113,7 +115,7 @@ class Child:
 def kept_children() -> Iterator[None]:
     """Within the block, reuse children that finished a job, so that not every job has to import the engine.
 
-    A nested block changes nothing: its children belong to the outer block.
+    The children end with the block. A nested block changes nothing: its children belong to the outer block.
     """
     if _idle.get() is not None:
         yield
@@ -141,7 +143,10 @@ def own_children() -> Iterator[None]:
 
 @contextmanager
 def child_of(threads: int) -> Iterator[Child]:
-    """Yield a child for a job. It ends with the block, unless its job is done and `kept_children` keeps it."""
+    """Yield a child for one job, limited to `threads` threads.
+
+    The child ends with the block. Within `kept_children`, a child that has done its job waits for another one instead.
+    """
     idle = _idle.get()
     waiting = [] if idle is None else idle.setdefault(threads, [])
     while waiting and waiting[-1].process.poll() is not None:
@@ -196,7 +201,7 @@ def _send(commands: Told, channel: Channel) -> None:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return a child's environment variables: thread limit, glibc's `malloc`, and this process's import path."""
+    """Return a child's environment: this process's, with a limit of threads, settings of `malloc`, and import path."""
     return os.environ | {
         THREAD_LIMIT: str(threads),
         TUNABLES: ":".join(filter(None, (*KEPT_MEMORY, os.environ.get(TUNABLES)))),
@@ -205,7 +210,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def commands_of_parent(channel: Channel, folder: Path) -> Commands:
-    """Return a queue of the parent's commands, filled by a thread, which calls `end` when the parent is gone."""
+    """Return a queue that a thread fills with the parent's commands; the thread calls `end` when the parent is gone."""
     commands: Commands = SimpleQueue()
 
     def read() -> None:
@@ -233,7 +238,7 @@ def parent_is_awake() -> bool:
 
 
 def last_words(log: str) -> str:
-    """Return the last line of a log that reports an error, or else its last without `[info]`: up to 300 characters."""
+    """Return a log's last line with an error or, without one, the last line without `[info]`, up to 300 characters."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and "[info]" not in line]
     errors = [line for line in lines if re.search(r"Enforce fail|Error\b|error:", line)]
     return f"{(errors or lines or ['no output'])[-1]:.300}"

@@ -1,12 +1,12 @@
 """Run a model under CKKS with a library, on one CPU thread, and measure the library's primitives for a testbed.
 
-The library is by DESILO Inc. (https://desilo.ai); wheels of others do not import under Python 3.11. Its ring with
-bootstraps has N = 2^16, 128 bits of security and keys of 5 GB. Its smaller rings have none: there the holder of the
-secret key decrypts and encrypts again in place of a bootstrap, which is for tests of counts and results.
+The library is by DESILO Inc. (https://desilo.ai); wheels of other libraries do not import under Python 3.11. Its ring
+with bootstraps has N = 2^16, 128 bits of security and keys of 5 GB. Its smaller rings have no bootstraps: instead, the
+holder of the secret key decrypts and encrypts again, which is for tests of counts and results.
 
-A run in plaintext gives the ranges of scores and of their sums over a row, which the server multiplies into its
-plaintexts. Primitives are counted and timed in seconds of the CPU, so that other programs hardly disturb them. They are
-also measured alone, before and after a run; the smaller time of each predicts the run.
+A run in plaintext gives the ranges of scores and of their sums over a row, by which the server scales its plaintexts.
+Primitives are counted, and timed in seconds of the CPU, so that other programs hardly disturb them. Each primitive is
+also measured by itself, before and after a run; the smaller time predicts the run.
 """
 
 import importlib
@@ -34,13 +34,13 @@ from costmodel.protocols.ckks_forms import FORMS, PRIMITIVES, Machine, Packing, 
 from costmodel.protocols.ckks_steps import Step
 
 PACKAGE, VERSION = "desilofhe", "2.0.0"
-Value: TypeAlias = list[Any]
-# kinds of steps that a library runs
+Value: TypeAlias = list[Any]  # ciphertexts
+# kinds of steps of `ckks_steps` that the library can run; the others are only counted
 KINDS = {"linear", "moved", "rotary", "scores", "eighth_power", "row_sum", "inverse", "product", "mix", "square"}
-NUM_LEVELS, NUM_RUNS = 5, 2
-SMALLER = 0.4  # factor of drawn embeddings, since a bootstrap holds from -1 to 1
+NUM_LEVELS, NUM_RUNS = 5, 2  # number of levels at which primitives are measured, and of runs at each
+SMALLER = 0.4  # factor of drawn embeddings, since a bootstrap takes only numbers from -1 to 1
 STATED_ERROR = 1e-2  # of logits: a bootstrap of the library has an error of 5e-5, which later products enlarge
-SECONDS_BAR = 0.25
+SECONDS_BAR = 0.25  # stated relative error of a whole run's predicted seconds
 
 
 def load_library() -> Any:
@@ -55,10 +55,12 @@ def load_library() -> Any:
 
 
 class Library(Machine):
-    """A machine that runs `ckks_steps` under its own key pair; `counts` and `seconds` (of CPU) are by primitive.
+    """A machine that runs programs of `ckks_steps`, with a key pair of its own; a value is a list of ciphertexts.
 
-    A value is a list of ciphertexts. levels: levels of a fresh or bootstrapped ciphertext; with real bootstraps
-    (`is_bootstrapped`), the library sets them. plaintexts: the server's for the step that runs.
+    levels: levels of a ciphertext after encryption or a bootstrap. With real bootstraps (`is_bootstrapped`), the
+        library sets them, and the argument is not used.
+    counts, seconds: number of runs and CPU seconds so far, by primitive. plaintexts: the server's plaintexts for the
+        step that runs.
     """
 
     def __init__(self, levels: int, *, is_bootstrapped: bool) -> None:
@@ -94,7 +96,7 @@ class Library(Machine):
         return _turned(np.asarray(self.engine.decrypt(part, self.secret_key)).real)
 
     def bootstrapped(self, value: Value) -> Value:
-        """Return a value at the highest level; the numbers in its slots must be from -1 to 1."""
+        """Return the value at the highest level; the numbers in its slots must be from -1 to 1."""
         if self.is_bootstrapped:
             return self._timed("bootstrap", self.engine.bootstrap, self.lowered(value, 0), *self.bootstrap_keys)
         return self._timed("bootstrap", lambda part: self.encrypted(self.decrypted(part)), value)
@@ -107,7 +109,7 @@ class Library(Machine):
         return [self.lowered(value, level) for value in values]
 
     def rotation(self, value: Value, left: int) -> Value:
-        """Rotate slots by a power of two: to the left, or to the right (with another key) if `left` is negative."""
+        """Return a value with slots rotated to the left by a power of two; a negative `left` rotates to the right."""
         if left > 0:
             return self._timed("rotation", self.engine.roll, value, self.rotations, left)
         if left not in self.right:
@@ -115,9 +117,10 @@ class Library(Machine):
         return self._timed("rotation", self.engine.rotate, value, self.right[left])
 
     def plain(self, value: Value, slots: Any, into: int = 0) -> Value:
-        """Multiply ciphertexts by plaintexts (see `_slots`), without rescaling.
+        """Return products of ciphertexts with plaintexts, not rescaled.
 
-        into: number of ciphertexts that the products are added up to; 0 for none, one product for each ciphertext.
+        slots: a list of plaintexts, one number for all slots, or the name of a method of `Plaintexts` and its
+            arguments. into: number of ciphertexts to which products are summed; 0 for one product per ciphertext.
         """
         if into:
             of = getattr(self.plaintexts, slots[0])(*slots[1:])
@@ -159,7 +162,10 @@ def _turned(slots: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CkksComparison:
-    """Counts and CPU seconds by primitive; `saved` are bootstraps that placing all layers at once would save."""
+    """Predicted and measured counts and CPU seconds of a run, by primitive.
+
+    saved: number of bootstraps that would be saved if they were placed in all layers at once, not layer by layer.
+    """
 
     predicted: Mapping[str, int]
     measured: Mapping[str, int]
@@ -170,13 +176,15 @@ class CkksComparison:
 
     @property
     def seconds_error(self) -> float:
+        """Relative error of the predicted total seconds, such as 0.1 if they are 10 % too long."""
         return sum(self.predicted_s.values()) / sum(self.measured_s.values()) - 1
 
 
 def compare(graph: OpGraph, library: Library, weights: Weights | None = None) -> CkksComparison:
-    """Run an op graph on drawn tokens under the library, and compare it with the prediction and with plaintext.
+    """Return the comparison of a run under the library, on random tokens, with its prediction and with plaintext.
 
-    weights: as for `interpreter.execute`; drawn if None. Raise UserError for steps or numbers that the library lacks.
+    weights: as for `interpreter.execute`; drawn if None. Raise UserError for a step that the library cannot run, or
+    numbers that do not fit a bootstrap or the inverse.
     """
     placed = placed_by_layer(graph.nodes, library.slots, library.levels)
     generator = np.random.default_rng(SEED)
@@ -206,7 +214,7 @@ def compare(graph: OpGraph, library: Library, weights: Weights | None = None) ->
 
 
 def measured_times(library: Library, bootstrap_s: float | None = None) -> CkksTestbed:
-    """Return a testbed: seconds of the faster of two runs of each primitive, at five levels from 1 to the highest.
+    """Return a testbed: seconds of each primitive (the faster of two runs) at up to five levels, from 1 to the highest.
 
     bootstrap_s: seconds of a bootstrap; None to measure one, which takes minutes.
     """
@@ -277,7 +285,7 @@ def _run(placement: Placement, library: Library, server: "Plaintexts", inputs: M
 
 
 def packed(matrix: Array, packing: Packing) -> list[Array]:
-    """Return the slots of each ciphertext of a matrix (tokens x width): its columns in order, repeated to fill them."""
+    """Return the slots of each ciphertext of a matrix (tokens x width): columns in order, repeated until full."""
     num_tokens, width = matrix.shape
     num, period = packing.num(width), packing.period(width)
     padded = np.zeros((packing.tokens, num * period))
@@ -287,7 +295,10 @@ def packed(matrix: Array, packing: Packing) -> list[Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plaintexts:
-    """The server's plaintexts in a step; a program names a method here and its arguments. `clear` has all outputs."""
+    """The server's plaintexts in one step, as slots; the step's program names a method and gives its arguments.
+
+    clear: the outputs of all nodes in plaintext, by name.
+    """
 
     graph: OpGraph
     weights: Weights
@@ -298,8 +309,8 @@ class Plaintexts:
     def diagonals(self, part: int, first: int) -> Callable[[int, int], Array]:
         """Return a function that gives the slots by which input `at` is multiplied for output ciphertext `row`.
 
-        part: part of the linear's output, such as 0 for queries. first: rotation of the giant step, in columns. Inputs
-        are the ciphertexts of a row at each baby step, one step after another.
+        part: part of the linear's output, such as 0 for queries. first: rotation of the giant step, in columns. The
+        inputs are the ciphertexts of the whole row, after the first baby step, then after the second, and so on.
         """
         table, columns = self._table(part)[:-1], self.packing.columns
         (in_width, width), at_columns = table.shape, np.arange(columns)
@@ -316,6 +327,7 @@ class Plaintexts:
         return slots
 
     def bias(self, part: int) -> list[Array]:
+        """Return the bias of this part of the linear's output, for every token."""
         return packed(np.tile(self._table(part)[-1], (self.packing.tokens, 1)), self.packing)
 
     def _table(self, part: int) -> Array:
@@ -331,7 +343,7 @@ class Plaintexts:
         return next(node.op.head_dim for node in self.graph if isinstance(node.op, ops.AttentionScores))
 
     def added(self) -> list[Array]:
-        """Return what the op adds to each ciphertext: positions, a shift, or minus a bound (1 for a lone key)."""
+        """Return what the op adds: positions, a shift, or minus a bound (1 for the first query, which sees one key)."""
         op: Any = self.step.node.op
         if isinstance(op, ops.Square):
             return packed(np.full(op.output_shape, op.shift), self.packing)
@@ -357,11 +369,13 @@ class Plaintexts:
         return packed(table[:, : output.width], self.packing) * min(output.parts, 2)
 
     def scores(self, distance: int) -> Array:
+        """Return factors of the scores for keys `distance` tokens back, among them 1 / the greatest softmax input."""
         op: Any = self.step.node.op
         factor = (op.head_dim**-0.5 if op.factor is None else op.factor) if op.scaled else 1.0
         return self._first(max(distance, 1), factor / self._greatest_score)  # the first query sees one key
 
     def attention(self, distance: int) -> Array:
+        """Return factors of the attention weights for keys `distance` tokens back: 1 / the least row sum."""
         return self._first(distance, 1 / self._sums[0])
 
     def _first(self, distance: int, factor: float) -> Array:
@@ -371,16 +385,16 @@ class Plaintexts:
         return np.outer(np.arange(self.packing.columns) % self._window == 0, seen * factor).reshape(-1)
 
     def row(self) -> list[Array]:
-        """Return factors, by ciphertext, that scale the sums of rows of scores to at most 1."""
+        """Return factors that scale the row sums of a softmax to at most 1."""
         return [self._first(0, 1 / self._sums[1]) * (1 - unused) for unused in self.no_row()]
 
     def no_row(self) -> list[Array]:
-        """Return 1 in slots without a row, since their inverse is taken too, and 0 in others."""
+        """Return 1 in slots that no row uses, whose inverse is taken too, and 0 in the others."""
         num_heads, num_queries, _ = self.step.node.op.output_shape
         return [1 - used for used in packed(np.ones((num_queries, num_heads * self._window)), self.packing)]
 
     def least_sum(self) -> float:
-        """Return the least over the greatest sum of a row; inverses of scaled sums, times this, are at most 1."""
+        """Return the least row sum over the greatest; inverses of scaled row sums, times this ratio, are at most 1."""
         return self._sums[0] / self._sums[1]
 
     @property

@@ -23,7 +23,7 @@ from costmodel.protocols import derived
 from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
 
 SEED = 0
-SPREAD = 0.1  # standard deviation: of gains and scalars around 1, of biases and slopes around 0
+SPREAD = 0.1  # standard deviation of drawn gains and scalars around 1, and of drawn biases and slopes around 0
 ABOUT_ZERO = ("bias", "slope")
 
 
@@ -34,12 +34,12 @@ class Comparison:
     logits_max_abs_error: largest absolute error over all tokens and the vocabulary.
     top1_agreement: share of tokens, 0 to 1, with the same most likely entry of the vocabulary.
     by_op: every node with its predicted and its measured cost.
-    predicted_s: seconds of every op on the testbed, with start-up in the embedding; None if the testbed was measured in
-        another setting. range_s: lowest and highest total seconds, given the errors of the fit; None if `predicted_s`
-        is. testbed: file of the testbed; None for the committed one.
-    rounds: measured rounds; None if they were not asked for.
+    predicted_s: predicted seconds of every op, with start-up in the embedding; None if the testbed was measured in
+        another setting. range_s: lowest and highest predicted seconds in total, given the errors of the fit; None if
+        `predicted_s` is None. testbed: file of the testbed; None for the package's.
+    rounds: measured rounds; None if they were not measured.
     memory: predicted peaks; None if the memory testbed does not cover this setting. peak_bytes: measured peak of each
-        party's process; None where it is unknown.
+        party's process, by rank; None where it is unknown.
     drawn_weights: whether weights were drawn at random.
     """
 
@@ -66,7 +66,7 @@ class Comparison:
 
 
 def predict(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[Comm, ...]:
-    """Return the predicted cost of every op, in order; this needs no engine.
+    """Return the predicted cost of every op, in order; no engine has to be installed.
 
     Raise UserError if no engine runs the protocol, an op has no formula, the protocol does not support the setting, or
     the ring is too small for an op.
@@ -84,14 +84,14 @@ def compare(
     delays_s: Sequence[float] | None = None,
     testbed: Path | None = None,
 ) -> Comparison:
-    """Measure one forward pass on drawn tokens; compare its costs with the prediction, its logits with plaintext.
+    """Return the comparison of a run under the engine, on random tokens, with predicted costs and with plaintext.
 
     predicted: result of `predict` for the same graph, protocol and setting. weights: as for `interpreter.execute`;
-    drawn with seed 0 if None. delays_s: one-way delays in seconds at which rounds are measured, in more runs; None for
-    no rounds. testbed: file for predicted seconds; None for the committed one.
+    drawn with seed 0 if None. delays_s: one-way delays in seconds with which rounds are measured, in more runs; None to
+    measure no rounds. testbed: file for predicted seconds; None for the package's.
 
-    Raise UserError if the engine is not installed, a weight or the testbed does not fit, an op cannot be run, or as
-    `spu.check_delays`; StoppedError if the engine fails.
+    Raise UserError if the engine is not installed, a weight is missing or has another shape, the testbed is for another
+    setting or lacks an op, an op cannot be run, or as `spu.check_delays`; StoppedError if the engine fails.
     """
     pricer = (
         derived.load_if_measured(protocol, "loopback", setting)
@@ -128,9 +128,9 @@ def compare(
 def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
     """Return random weights by `<node>.<suffix>`, drawn node after node; tied tables are drawn independently.
 
-    As N(mean, variance), linears are N(0, 1 / (16 in_features)); output table: N(0, 1 / features); embedding and
-    positions: N(0, 1/4); gains, temperatures, bounds and scalars: N(1, 0.01); biases and slopes: N(0, 0.01). Logits
-    have a standard deviation of 0.3 to 2; beyond 10, the engine's fixed point is less accurate.
+    Distributions N(mean, variance) are, for linears, N(0, 1 / (16 in_features)); output table, N(0, 1 / features);
+    embedding and positions, N(0, 1/4); gains, temperatures, bounds and scalars, N(1, 0.01); biases and slopes,
+    N(0, 0.01). Logits then have a standard deviation of 0.3 to 2; beyond 10, the engine's fixed point is less accurate.
     """
     return {
         name: _drawn(op, suffix, op.weight_shapes[suffix], generator)

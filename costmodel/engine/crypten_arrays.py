@@ -1,9 +1,9 @@
 """Give CrypTen's tensors the interface of numpy's arrays, so that the functions of ops in plaintext run on them.
 
 Some ops have another function on secrets (`SECRET_FUNCTIONS`). Some of CrypTen's functions are replaced, because they
-are less accurate on models' values or cost more. Ranges and errors of the replacements are for 16 fraction bits. For
-arguments outside its range a function may be wrong by any amount, so a model is checked before it runs
-(`costmodel.execution.arithmetic`). Only processes of parties import CrypTen. `x` is a tensor of CrypTen throughout.
+are less accurate on the values of models or cost more. Ranges and errors of the replacements are for 16 fraction bits.
+A function may be wrong by any amount for arguments outside its range, so a model is checked before it runs
+(`costmodel.execution.arithmetic`). Only processes of parties import CrypTen. The argument `x` is a tensor of CrypTen.
 """
 
 import functools
@@ -40,7 +40,7 @@ from costmodel.protocols.crypten import (
 RECIPROCAL_SLOPE = 128 / 41  # of the best line for 1 / y from 1/4 to 1, which is off by 9 / 41 of 1 / y at most
 ROOT_SLOPE = 2 / (3 / 4 + (7 / 6) * (7 / 12) ** 0.5)  # likewise for 1 / sqrt(y), by 9 % of it
 MOST_SIGNED = 2**63 - 1
-GELU_BOUND = 14.0  # there, twice the argument of tanh is 218; beyond, the exponential is out of range, and set to 0
+GELU_BOUND = 14.0  # at x = 14, twice the argument of tanh is 218; beyond, the exponential is out of range and set to 0
 
 
 @functools.cache
@@ -133,7 +133,7 @@ def reciprocal(x: Any) -> Any:
 def inverse_root(x: Any) -> Any:
     """Return ROOT_SCALE / sqrt(m) for x = MEAN_SCALE * m and m from 2^-12 to 2^18; CrypTen's is right from 0.1 to 170.
 
-    m is scaled exactly to y from 1/4 to 1. Newton-Raphson finds 1 / sqrt(y), starting from the best line on that range.
+    m is scaled to y from 1/4 to 1. Newton-Raphson finds 1 / sqrt(y), starting from the best line on that range.
     """
     from crypten.mpc.primitives import beaver
 
@@ -160,7 +160,7 @@ def _by_interval(x: Any, powers: range, guesses: Sequence[Callable[[int], float]
 
 
 def mean_square(x: Any) -> Any:
-    """Return MEAN_SCALE times the mean square over the last dimension (kept, with length 1); the division is exact."""
+    """Return MEAN_SCALE times the mean square over the last dimension, then of length 1, off by at most 2^-15."""
     from crypten.mpc.primitives import beaver
 
     sums = beaver.square(x._tensor).sum(-1, keepdim=True).share
@@ -192,7 +192,7 @@ def unsigned_quotient(numbers: Tensor, divisor: int) -> Tensor:
 
 
 def maximum(x: Any) -> Any:
-    """Return the maximum over the last dimension, kept with length 1; CrypTen's finds its index, for 3x the bytes."""
+    """Return the maximum over the last dimension, then of length 1; CrypTen's own sends 3 times the bytes."""
     while (length := x.size(-1)) > 1:
         half = length // 2
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

@@ -25,22 +25,22 @@ from costmodel.protocols.primitives import EngineSetting
 
 DIGIT_BITS, NUM_DIGITS = 22, 3
 LONGEST = 2048  # a sum of this many products of digits, each at most 2^42, fits the 53 bits of a double
-BLOCKS = {"cuda": 1 << 19, "cpu": 1 << 10}  # of ChaCha20 that are made at once; a GPU is slow for small arrays
+BLOCKS = {"cuda": 1 << 19, "cpu": 1 << 10}  # blocks of ChaCha20 made at once; a GPU is slow for small arrays
 CONSTANTS = b"expand 32-byte k"
 WORD_BYTES = 8
 PROCESS_BYTES = 1 << 30  # GPU memory of a process without a model: CUDA's context, and masks made ahead
-COPIES = 16  # of an op's operands: masks, opened numbers, digits, levels of a comparison
+COPIES = 16  # memory that an op needs, as a multiple of its operands: masks, opened numbers, digits, comparisons
 
 
 class Place(NamedTuple):
-    """Where a party computes. as_on_card: whether products and masks are made as on a GPU, even if it is a CPU."""
+    """Where a party computes. as_on_card: whether products and masks are made as on a GPU, even on a CPU."""
 
     device: torch.device
     as_on_card: bool
 
 
 def place_of(device: str, rank: int) -> Place:
-    """Return where a party computes; with several GPUs, ranks take turns. Raise UserError as `check_device`."""
+    """Return where party `rank` computes; ranks take turns over several GPUs. Raise UserError as `check_device`."""
     check_device(device)
     if device == "cuda":
         return Place(torch.device("cuda", rank % torch.cuda.device_count()), as_on_card=True)
@@ -169,7 +169,7 @@ def require_room(steps: Sequence[OpGraph], place: Place, num_processes: int, set
 
 
 def card_bytes(steps: Sequence[OpGraph], setting: EngineSetting) -> int:
-    """Estimate a party's peak bytes on a GPU: process, shares, and COPIES of the largest op's operands and output."""
+    """Return an estimate of a party's peak GPU bytes: process, shares, and COPIES times an op's inputs and output."""
     held, most = sum(prod(operand.shape) for operand in operands(steps)), 0
     for graph in steps:
         shapes = output_shapes(graph)

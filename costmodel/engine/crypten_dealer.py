@@ -41,7 +41,7 @@ class Product(NamedTuple):
 
 
 class Draws:
-    """Random words from a seed, equal on every machine. A draw is one call of SHAKE-128. Source: FIPS 202."""
+    """Random 64-bit integers from a seed, the same on every machine; each draw is one call of SHAKE-128 (FIPS 202)."""
 
     device = torch.device("cpu")
 
@@ -49,7 +49,7 @@ class Draws:
         self.seed, self.num_draws = seed, 0
 
     def __call__(self, shape: Sequence[int]) -> Tensor:
-        """Return a tensor of this shape with random 64-bit integers, other ones in each call."""
+        """Return a tensor of this shape with the next random 64-bit integers."""
         self.num_draws += 1
         digest = hashlib.shake_128(self.seed + self.num_draws.to_bytes(8, "big")).digest(8 * prod(shape))
         return torch.frombuffer(bytearray(digest), dtype=torch.int64).reshape(tuple(shape))
@@ -61,7 +61,7 @@ def draws_at(place: Place, seed: Blob) -> Draws | CardDraws:
 
 
 def to_blob(tensor: Tensor) -> Blob:
-    """Return a tensor of integers as bytes that can be sent."""
+    """Return a tensor of 64-bit integers as bytes that can be sent."""
     return tensor.contiguous().cpu().numpy().reshape(-1).view(np.uint8).data
 
 
@@ -71,10 +71,10 @@ def from_blob(blob: Blob, shape: Sequence[int], device: torch.device) -> Tensor:
 
 
 class Correlation(NamedTuple):
-    """Masks and the products that the dealer makes of them.
+    """How the dealer makes a product of masks.
 
-    opened: combines the two shares of a mask. function: computes the product from masks and further arguments.
-    corrected: returns the client's share of the product, from the product and the server's share.
+    opened: function that returns a mask from its two shares. function: returns the product of masks, also given further
+        arguments. corrected: returns the client's share of the product, from the product and the server's share.
     """
 
     opened: Callable[[Tensor, Tensor], Tensor]
@@ -97,7 +97,7 @@ CORRELATIONS = {
 
 
 def result_shape(kind: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the shape of what `CORRELATIONS[kind]` makes of masks of these shapes."""
+    """Return the shape of a product of kind `kind` in `CORRELATIONS`, given the shapes of its masks."""
     if kind == "quotients":
         return (2, *shapes[0])
     if kind != "matmul":
@@ -111,7 +111,7 @@ class Provider(ABC):
 
     @abstractmethod
     def shares(self, kind: str, *shapes: Size, arguments: tuple[int, ...] = ()) -> list[Tensor]:
-        """Return this party's share of a mask of each shape, then of what `CORRELATIONS[kind]` makes of the masks."""
+        """Return this party's share of one mask of each shape, then of the masks' product by `CORRELATIONS[kind]`."""
 
     def generate_additive_triple(self, size0: Size, size1: Size, op: str, device: Any = None) -> tuple[Any, ...]:
         return tuple(map(_additive, self.shares(op, size0, size1)))
@@ -140,7 +140,7 @@ def _binary(share: Tensor) -> Any:
 
 
 class Masks(Provider):
-    """The masks of a party, from its seed and, at the client, from what the dealer sends."""
+    """The masks of a party, drawn from its seed, and products of masks, which the dealer sends to the client."""
 
     def __init__(self, rank: int, draws: Draws | CardDraws, peers: Peers) -> None:
         self.rank, self.draws, self.peers = rank, draws, peers
@@ -155,7 +155,7 @@ class Masks(Provider):
         return [*masks, from_blob(self.dealt.popleft(), shape, self.draws.device)]
 
     def next_op(self) -> None:
-        """If this party is the client, tell the dealer, who may be at most AHEAD ops ahead, that an op is done."""
+        """Tell the dealer, which may be at most AHEAD ops ahead, that an op is done; only the client does this."""
         assert not self.dealt
         if self.rank == CLIENT:
             self.peers.send(DEALER, {"kind": "next"})
@@ -185,9 +185,9 @@ class Dealer:
             peers.send(rank, {"kind": "seed"}, [seed])
 
     def deal(self, products: Sequence[Product]) -> Traffic:
-        """Send the client, in one message, its shares of the products of an op; return what was sent.
+        """Send the client, in one message, its shares of the products of an op; return bytes and messages.
 
-        Wait first if the dealer is AHEAD ops ahead of the client.
+        If the dealer is AHEAD ops ahead of the client, wait first until an op is done.
         """
         if self.ahead == AHEAD:
             self.peers.receive(CLIENT)
@@ -204,7 +204,7 @@ class Dealer:
         return Traffic(sum(map(len, blobs)), int(bool(blobs)))
 
     def end_step(self) -> None:
-        """Receive the messages by which the client says that it has done the last ops of a step."""
+        """Receive the messages by which the client reports the last ops of a step as done."""
         for _ in range(self.ahead):
             self.peers.receive(CLIENT)
         self.ahead = 0

@@ -37,7 +37,7 @@ class Alone:
         return NUM_PARTIES
 
     def all_reduce(self, input: Any, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
-        """Return a copy of the tensor (of each in a list, if `batched`) in place of what both parties would open."""
+        """Return a copy of the tensor (if `batched`, of each tensor in a list), which stands for the opened values."""
         return [tensor.clone() for tensor in input] if batched else input.clone()
 
 
@@ -88,7 +88,7 @@ class CryptenRuntime(Runtime):
         self.done: list[Traffic] = []
 
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:
-        """Return shares (64-bit integers) or public weights (doubles); matrices of linears are times WEIGHT_SCALE."""
+        """Return shares (64-bit integers) or public weights (doubles), with matrices of `SCALED` ops x WEIGHT_SCALE."""
         value = np.asarray(value, dtype=np.float64)
         if isinstance(op, SCALED) and value.ndim == 2:
             value = value * WEIGHT_SCALE
@@ -115,7 +115,7 @@ class CryptenRuntime(Runtime):
         self.steps = steps
 
     def connect(self) -> None:
-        """As the dealer, send each party a seed; as a party, receive that seed, the only secret besides shares."""
+        """As the dealer, send each party a seed for its masks; as a party, receive that seed."""
         torch.set_num_threads(self.setting.threads)
         if self.rank == DEALER:
             self.dealer = Dealer(self.place, self.peers)
@@ -184,7 +184,7 @@ class CryptenRuntime(Runtime):
         return done
 
     def peak_bytes(self) -> int | None:
-        """Return the peak resident bytes of the process or, on a GPU, torch's peak there since the process started."""
+        """Return the process's peak resident bytes or, on a GPU, torch's peak bytes there since the process started."""
         on_card = self.place.device.type == "cuda"
         return torch.cuda.max_memory_allocated(self.place.device) if on_card else super().peak_bytes()
 

@@ -1,4 +1,4 @@
-"""Generate tokens by private inference and, beside it, in plaintext, and state how far their logits agree."""
+"""Generate tokens greedily by private inference, and compare the logits of each step with those in plaintext."""
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ class Agreement:
     """How far private logits agree with those in plaintext, over `num_positions` positions.
 
     num_equal: positions with the same most likely token. largest_error: largest absolute error of any logit.
-    largest_share: largest error over the largest absolute logit in plaintext; of several steps, the largest ratio.
+    largest_share: largest error over the largest absolute logit in plaintext (`joined`: the largest of these ratios).
     """
 
     num_positions: int
@@ -57,7 +57,7 @@ def compared(private: Array, clear: Array) -> Agreement:
 
 
 def joined(parts: list[Agreement]) -> Agreement:
-    """Return the agreement over the positions of all parts, of which there must be at least one."""
+    """Return the agreement over the positions of all `parts`, a list that must not be empty."""
     return Agreement(
         num_positions=sum(part.num_positions for part in parts),
         num_equal=sum(part.num_equal for part in parts),
@@ -67,10 +67,10 @@ def joined(parts: list[Agreement]) -> Agreement:
 
 
 class ClearRun:
-    """Plaintext inference in double precision, one graph after another, each with the cached values of the one before.
+    """Plaintext inference in double precision, step after step, each with the keys and values of the steps before.
 
     weights: as for `interpreter.execute`. arithmetic: the engine's emulated fixed point, whose range is checked for
-        every op of all steps but the first; None to check nothing.
+        every op from the second step on; None to check nothing.
     """
 
     def __init__(self, weights: Weights, arithmetic: Arithmetic | None = None) -> None:
@@ -78,12 +78,13 @@ class ClearRun:
         self._kept: dict[str, Array] = {}
 
     def output(self, graph: OpGraph, tokens: Array | None, given: Mapping[str, Array] = NONE) -> Array:
-        """Return the output of the next step's last node, such as logits (projected tokens x vocab).
+        """Run the next step, and return the output of its last node, such as logits (projected tokens x vocab).
 
-        `tokens` is None for a graph that reads none, and `given` holds its other inputs except for cached values.
+        tokens: ids; None for a graph that reads none. given: the graph's other inputs by name, such as hidden states,
+            without cached keys and values.
 
-        Raise UserError if the inputs do not fit the graph, and OutOfRangeError if an op leaves the arithmetic's range,
-        or too many results are expected to be wrong.
+        Raise UserError if the inputs or weights do not fit the graph, and OutOfRangeError if an op leaves the
+        arithmetic's range, or too many results are expected to be wrong.
         """
         caches = {name: self._kept[variable] for name, variable in variables(graph).items()}
         observed = self.arithmetic if self._kept else None
@@ -97,7 +98,10 @@ class ClearRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClientLayers:
-    """The layers that the client runs in plaintext; the graph of each step ends with the hidden states to share."""
+    """The first layers of a model, which the client runs in plaintext.
+
+    graphs: for each step, the op graph of these layers, which ends with the hidden states to share. run: runs them.
+    """
 
     graphs: tuple[OpGraph, ...]
     run: ClearRun
@@ -116,12 +120,15 @@ def generate(
     ends: Container[int] = (),
     layers: ClientLayers | None = None,
 ) -> Iterator[tuple[StepRun, Agreement | None]]:
-    """Yield, for each step, its private run and the agreement of its last logits with the plaintext model `clear`.
+    """Yield, for each step, its private run and the agreement of the last token's logits with those in plaintext.
 
-    The agreement is None without `clear`. The first step reads the prompt. Each later step, in plaintext too, reads the
-    most likely token of the private run before. The last step is that of the last graph, or the first whose most likely
-    token is in `ends`. layers: those that the client runs in plaintext; None if there are none. Raise StoppedError if a
-    party fails, and errors as `ClearRun.output`.
+    The first step reads the prompt, and each later step the most likely token of the private run before, in plaintext
+    too. Generation ends after the last graph, or earlier after a token of `ends`.
+
+    graphs: the op graph of each step, without the layers in `layers`. prompt: token ids. clear: computes the plaintext
+        logits; None to yield None in place of the agreement. layers: layers that the client runs in plaintext, or None.
+
+    Raise StoppedError if a party fails, and errors as `ClearRun.output`.
     """
     tokens: Array = np.asarray(prompt)
     for step, graph in enumerate(graphs):
@@ -135,7 +142,9 @@ def generate(
 def run_step(
     session: Session, step: int, graph: OpGraph, tokens: Array, clear: ClearRun | None, layers: ClientLayers | None
 ) -> tuple[StepRun, Array | None]:
-    """Return the private run of a step, and its logits in plaintext (None without `clear`); arguments as `generate`.
+    """Return the private run of a step, and the step's logits in plaintext (None without `clear`).
+
+    step, graph, tokens: index of the step, its op graph, and its token ids; other arguments are as for `generate`.
 
     Plaintext runs first, because it raises OutOfRangeError if `clear` finds that the engine would leave its range.
     Raise StoppedError if a party fails.

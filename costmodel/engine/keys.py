@@ -1,4 +1,4 @@
-"""Keys for TLS links: a party has its own private key and all parties' certificates, and accepts no others."""
+"""Keys for TLS links: a party has its private key and the certificates of all parties, and accepts only these."""
 
 import math
 import socket
@@ -11,11 +11,11 @@ from costmodel.engine.channel import Sealed
 from costmodel.errors import UserError
 
 KEY = "key.pem"
-HANDSHAKE_S = 10.0  # longest handshake of an engine's connection
+HANDSHAKE_S = 10.0  # longest handshake of an engine's connection, in seconds
 
 
 class Keys:
-    """A party's key and the certificates of all, from a folder with `key.pem` and, for every rank, `RANK.pem`.
+    """A party's private key and all parties' certificates, from a folder with `key.pem` and `RANK.pem` for every rank.
 
     Raise UserError if a file is missing or not a valid key or certificate, or two certificates are equal.
     """
@@ -48,7 +48,8 @@ class Keys:
     def called(self, connection: socket.socket, peer: int, until_s: float) -> Sealed:
         """Do the TLS handshake with party `peer`, which this party called, and return the TLS connection.
 
-        Raise UserError if somebody else answers; OSError if there is no handshake by `until_s` of the monotonic clock.
+        Raise UserError if the certificate is not that of `peer`; OSError if the handshake fails or has not
+        ended by `until_s`, in seconds of the monotonic clock.
         """
         _limit(connection, until_s)
         try:
@@ -61,7 +62,10 @@ class Keys:
         return Sealed(made)
 
     def accepted(self, connection: socket.socket, until_s: float) -> tuple[Sealed, int]:
-        """Return the TLS connection to a party that called, and its rank. Raise OSError if no other party called."""
+        """Do the TLS handshake with a caller, and return the TLS connection and the caller's rank.
+
+        Raise OSError if the certificate is not another party's, or the handshake fails or has not ended by `until_s`.
+        """
         _limit(connection, until_s)
         made = self._as_server.wrap_socket(connection, server_side=True)
         peer = self.pinned.get(made.getpeercert(binary_form=True) or b"", self.rank)

@@ -1,4 +1,4 @@
-"""Links between the parties of one machine: TCP over loopback, direct or delayed; and tunnels between machines.
+"""Links between the parties of one machine: TCP over loopback, direct or delayed; and TLS tunnels between machines.
 
 A link is a function that, for a number of parties, returns a context manager that yields a `Wiring`.
 """
@@ -19,24 +19,25 @@ from costmodel.engine.keys import HANDSHAKE_S, Keys
 from costmodel.errors import UserError
 
 LOOPBACK = "127.0.0.1"
-UNHINDERED = 0.0  # seconds that a message is held
-CHUNK_BYTES = 1 << 16  # what one read of a relay takes at most; any size works
-MOST_WAITING = 64  # connections of a relay that are still in a handshake; parties have a few each
+UNHINDERED = 0.0  # seconds of delay
+CHUNK_BYTES = 1 << 16  # largest number of bytes in one read of a relay; any size works
+MOST_WAITING = 64  # largest number of a relay's connections in a handshake; parties have a few each
 
 Handshake: TypeAlias = Callable[[socket.socket], Connection]
 
 
 def refuse_delay(delay_s: float) -> None:
-    """Raise UserError for a delay other than 0: the `Wiring.set_delay` of a link that cannot delay messages."""
+    """Raise UserError for a delay other than 0 s. It is the `Wiring.set_delay` of links that cannot delay messages."""
     if delay_s != UNHINDERED:
         raise UserError(f"this link does not delay messages, but got {delay_s} s.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Wiring:
-    """The addresses of every rank (column) as each rank (row) knows them; a rank's own is where it listens.
+    """The addresses of a link, and its delay.
 
-    set_delay: sets the one-way delay of every message, in seconds; to be called only between passes.
+    addresses: `addresses[a][b]` is where party a calls party b, and `addresses[a][a]` is where party a listens.
+    set_delay: function that sets the one-way delay of every message, in seconds; to be called only between passes.
     """
 
     addresses: tuple[tuple[str, ...], ...]
@@ -44,16 +45,16 @@ class Wiring:
 
 
 def plain(connection: socket.socket) -> Connection:
-    """Return a connection as it is."""
+    """Return a connection unchanged: the handshake of a link without TLS."""
     return connection
 
 
 class Relay:
-    """A TCP relay that delays all that it carries by a known time, which needs no privileges.
+    """A TCP relay that delays the bytes that it carries by a set time; this needs no privileges.
 
-    With a TLS handshake at one end, it is a tunnel. Its threads only wait. Chunks keep their order and wait side by
-    side, so the delay takes no bandwidth away. What it adds itself, a fraction of a millisecond per message, is the
-    same at any delay.
+    With a TLS handshake at one end, it is a tunnel. Its threads do nothing but wait and copy. Chunks keep their order
+    and wait at the same time, so that a delay does not lower the bandwidth. The relay itself takes a fraction of a
+    millisecond per message, at any delay.
 
     delay_s: one-way delay in seconds, in both directions, of bytes that are read from now on.
     """
@@ -63,8 +64,9 @@ class Relay:
         self._servers: list[socket.socket] = []
 
     def forward(self, host: str, target: str, *, port: int = 0, near: Handshake = plain, far: Handshake = plain) -> str:
-        """Forward a port of `host` (0: any free one) to the address `target`, and return the address to call instead.
+        """Forward calls at `port` of `host` to the address `target`, and return the address to call instead of it.
 
+        port: 0 for any free port. Raise OSError if the port is taken.
         near, far: handshakes, which turn the accepted socket, and the socket to the target, into connections.
         """
         server = socket.create_server((host, port))
@@ -75,7 +77,7 @@ class Relay:
         return f"{host}:{server.getsockname()[1]}"
 
     def close(self) -> None:
-        """Accept no more connections; existing ones stay until one of their ends closes them."""
+        """Stop accepting connections. Existing connections last until one of their ends closes them."""
         while self._servers:
             with self._servers.pop() as server:
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -125,13 +127,13 @@ Link: TypeAlias = Callable[[int], AbstractContextManager[Wiring]]
 
 @contextmanager
 def tcp(num_parties: int) -> Iterator[Wiring]:
-    """Yield a wiring without delays, of free ports of this machine."""
+    """Yield a wiring that uses free ports of this machine, without delays."""
     yield Wiring(addresses=(free_addresses(num_parties),) * num_parties)
 
 
 @contextmanager
 def delayed(num_parties: int) -> Iterator[Wiring]:
-    """Yield a wiring as `tcp` does, in which a relay can delay every connection, in both directions."""
+    """Yield a wiring that uses free ports of this machine, where a relay can delay all messages in both directions."""
     addresses = free_addresses(num_parties)
     with closing(Relay()) as relay:
         # what a rank knows: its own address, and a port of the relay for every other rank
@@ -145,10 +147,11 @@ def delayed(num_parties: int) -> Iterator[Wiring]:
 
 
 def tunnelled(relay: Relay, addresses: Sequence[str], keys: Keys) -> tuple[str, ...]:
-    """Open TLS tunnels between this party and the others, and return local addresses, by rank, for this engine.
+    """Open TLS tunnels to the engines of the other parties, and return the local addresses, by rank, to use instead.
 
-    The local address of another rank leads to that rank's entry of `addresses`. This party's engine is to listen at its
-    own, free one, to which the relay carries what comes to this party's entry of `addresses` (OSError if it is taken).
+    The local address of another rank leads to the entry of that rank in `addresses`. The local address of this party is
+    a free one at which its engine must listen: the relay forwards calls at this party's entry in `addresses` to it.
+    Raise OSError if the port of this entry is taken.
     """
 
     def called(peer: int, connection: socket.socket) -> Sealed:

@@ -21,8 +21,8 @@ from costmodel.estimate import COST_MODEL_VERSION
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
-INTRODUCTION_S = 10.0  # whoever connects and sends nothing for so long is not a party
-MOST_HEARD = 256  # connections that have not said yet who they are
+INTRODUCTION_S = 10.0  # seconds; a caller that sends nothing for so long is not a party
+MOST_HEARD = 256  # largest number of connections whose callers have not yet said who they are
 HELLO = "private inference"
 # folders of the package whose sources decide which numbers an op graph gives: every party must have the same sources
 COMPUTING = ("engine", "execution", "ops", "protocols")
@@ -32,7 +32,9 @@ Address: TypeAlias = tuple[str, int] | str  # host and port; on one machine, the
 
 
 def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
-    """Return the hosts and ports of `host:port,host:port`, by rank. The engine listens on the port after each.
+    """Return the hosts and ports of a text such as `host:port,host:port`, by rank.
+
+    A party listens on its port, and its engine on the next one.
 
     Raise UserError for another number of peers, text that is not a host and a port, or ports that overlap.
     """
@@ -52,7 +54,7 @@ def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is `localhost` or a loopback address of this machine."""
+    """Return whether a host is `localhost` or a loopback address such as 127.0.0.1."""
     with suppress(ValueError):
         return ip_address(host).is_loopback
     return host == "localhost"
@@ -86,7 +88,7 @@ def sources_digest() -> str:
 
 
 def difference(ours: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> str | None:
-    """Return a line that names the first difference of two parties' terms; None if there is none."""
+    """Return a line that names the first difference between the terms of parties `rank` and `peer`; None if equal."""
     for name, value in ours.items():
         if (other := theirs.get(name, "an unknown one")) != value:
             plain = str(other)[:80].encode("unicode_escape").decode()  # it may hold what controls a terminal
@@ -103,9 +105,9 @@ def meet(
     """Return a channel to every other party, by rank, once their `terms` equal `ours`.
 
     Raise UserError, in one line, if a port is in use, a party does not come within `wait_s` seconds, terms differ, or a
-    certificate is not the expected one. A caller that is not a party is dropped, and does not delay the parties. So is
-    a caller from another machine with other terms, if there are no `keys` to tell who it is: the error then names the
-    difference only if the right party does not come.
+    certificate is not the expected one. A caller that is not a party is dropped, and does not delay the parties. A
+    caller from another machine with other terms is dropped too without `keys`, because it may be a stranger; the
+    difference is then reported only if the right party does not come in time.
     """
     return _Meeting(rank, addresses, ours, wait_s, keys).channels()
 

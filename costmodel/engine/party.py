@@ -1,7 +1,7 @@
 """A child process that runs one party: for every job it meets the other parties, gets its shares and runs the steps.
 
-The parent sends frames through a socket that is this process's stdin: `begin` with an assignment and weights; then, to
-the client (rank 0) alone, `run` with a step and its inputs, and at last `leave`. The client passes these on to the
+The parent sends frames through a socket that is this process's stdin: `begin` with an assignment and weights; then,
+only to the client (rank 0), `run` with a step and its inputs, and at last `leave`. The client passes both on to the
 other parties. A party reports on the same socket. The process ends when the socket closes, or after it has reported an
 error such as a lost peer. Each job has its own runtime and links.
 """
@@ -43,15 +43,16 @@ from costmodel.execution.interpreter import Weights
 from costmodel.execution.memory import last_readers
 from costmodel.ops import OpGraph
 
-GRACE_S = 3.0  # in this time a lost peer is noticed, and reported instead of the engine's own error
-PARTING_S = 0.5  # time for peers to find the same difference, and report it instead of a lost party
+GRACE_S = 3.0  # wait before the engine's error is reported; if a peer was lost, that is reported in this time instead
+PARTING_S = 0.5  # time for peers to find the same difference in terms, and report it instead of a lost party
 
 
 class OpCost(NamedTuple):
-    """The cost of an op to one party.
+    """The cost of an op to one party: bytes and messages that it sent.
 
-    start_s, end_s: times on its machine's monotonic clock. peak_bytes: what `Runtime.peak_bytes` returned after the op.
-    rounds: how many the party waited for; None if they are not counted.
+    start_s, end_s: seconds of the monotonic clock of the party's machine. peak_bytes: peak memory of the party's
+        process in the op (on a GPU, since the process started); None if unknown.
+    rounds: number of rounds that the party waited for; None if they are not counted.
     """
 
     sent_bytes: int
@@ -86,7 +87,8 @@ class Answers:
 class Party:
     """A party that has met the others and has its shares, so that it is ready to run.
 
-    spent: for each step, by op, values to drop after it, because no later op of this or the next step reads them.
+    spent: for each step, by name of an op, the variables to drop after this op: no later op of the step and no op of
+        the next step reads them.
     """
 
     assignment: Assignment
@@ -97,7 +99,7 @@ class Party:
     progress: Progress
 
     def run(self, step: int) -> tuple[list[OpCost], Any]:
-        """Run a step; return its ops' costs to this party, and this party's share of the logits (None at a dealer)."""
+        """Run a step; return each op's cost to this party, and this party's share of the logits (None at a dealer)."""
         nodes, times = self.steps[step].nodes, []
         give_back()
         for index, node in enumerate(nodes):
@@ -122,12 +124,12 @@ class Party:
 def join(assignment: Assignment, weights: list[Blob], answers: Answers, progress: Progress) -> Party:
     """Meet the other parties, agree on the steps, get programs and shares, and return the party, ready to run.
 
-    weights: a list of the pickled weights, from which the server removes them, so that they do not stay in memory.
-    answers: gets `op_graph`, `num_steps` and `shared_bytes` once the party is ready. If a peer is lost, that is
-    reported there, and the process ends.
+    weights: a list with the pickled weights. The server removes them from it, so that they do not stay in memory.
+    answers: receives `op_graph`, `num_steps` and `shared_bytes` once the party is ready, or that a peer is lost, after
+        which the process ends.
 
-    Raise UserError as `meet`, `Assignment.keys` and `graph_of`, or if op graphs differ, a weight does not fit, or a GPU
-    is missing or too small.
+    Raise UserError as `meet`, `Assignment.keys` and `graph_of`, or if op graphs differ, a weight is missing or has
+    another shape, or a GPU is missing or too small.
     """
     rank, protocol, setting = assignment.rank, assignment.protocol, assignment.setting
     ours = terms(protocol, setting) | {"range check": "on" if assignment.is_in_range else "off (--allow-out-of-range)"}
@@ -216,9 +218,9 @@ def _received_shares(peers: Peers, rank: int, runtime: Runtime) -> tuple[dict[st
 
 
 def serve(party: Party) -> dict[str, int]:
-    """Run a party that is not the client until the client tells it to leave.
+    """Run a party that is not the client until the client tells it to leave, and return what it sent.
 
-    Return a dict of `num_steps`, and the `sent_bytes` and `messages` that this party sent in the ops of these steps.
+    The result has `num_steps`, and the `sent_bytes` and `messages` that this party sent in the ops of these steps.
     """
     peers, totals = party.peers, {"num_steps": 0, "sent_bytes": 0, "messages": 0}
     while True:
@@ -268,7 +270,7 @@ def lead(party: Party, commands: Commands, answers: Answers) -> None:
 
 
 def take_part(commands: Commands, answers: Answers, progress: Progress) -> None:
-    """Run one job, from the command to begin to its end; report an error and end the process if the job fails."""
+    """Wait for the command `begin`, and run that job to its end; if it fails, report the error and end the process."""
     first, *weights = commands.get().blobs
     assignment: Assignment = pickle.loads(first)
     os.chdir(answers.folder / JOB)  # the engine writes the masks that it keeps here

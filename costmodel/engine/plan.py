@@ -1,6 +1,7 @@
-"""Plan a session: what it runs for a prompt or for sequences, what each party has, and what the run should cost.
+"""Plan a session: what it runs for a prompt or for sequences, what each party has, and the predicted cost.
 
-This module does not import an engine.
+In a session, the parties connect once, share the weights, and then run one op graph (a *step*) after the other. This
+module does not import an engine.
 """
 
 import hashlib
@@ -25,12 +26,13 @@ from costmodel.protocols.derived import seconds_of
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, total_comm
 
-CLIENT = 0  # the rank that has the prompt, compiles the programs, and sees the logits
-SERVER, SHARED = 1, -1  # owners of a secret: the rank that has the weights, or all parties together
+CLIENT = 0  # the rank that has the prompt, compiles the programs (under SPU), and sees the logits
+SERVER, SHARED = 1, -1  # owners of a secret: the rank that has the weights, or all parties (-1)
 CRYPTEN = "crypten"
-RUN = tuple(ENGINE_PROTOCOLS)  # protocols that are run here
+RUN = tuple(ENGINE_PROTOCOLS)  # protocols that an engine can run
 
-# Returns a model's op graph for a number of tokens in a deployment. It is pickled and sent to the parties.
+# A function that returns a model's op graph, given the number of tokens, the new one included, and a deployment. The
+# function is pickled and sent to the processes of the parties on this machine.
 GraphOf: TypeAlias = Callable[[int, Deployment], OpGraph]
 
 PROMPT = Deployment(projection="last", rows="needed")  # generation reads only the last token's logits
@@ -38,20 +40,20 @@ NEXT_TOKEN = Deployment(phase="decode")
 # Attention in blocks of queries computes fewer of the scores that the mask hides.
 SEQUENCE = Deployment(query_block=32)
 
-# the most bytes of a frame for:
+# largest number of bytes in a frame (a message of `engine.channel`) for:
 WORD_BYTES = 32  # an element: two shares of 128 bits each
-PROGRAM_BYTES = 1 << 18  # the code of an op, besides constants with the shape of its output
-ROW_BYTES = 1 << 12  # an entry in the table of programs: the names of the program and of what it reads
-LEAST_BYTES = 1 << 16  # what any graph has: seeds, headers of arrays
+PROGRAM_BYTES = 1 << 18  # the code of an op, except for constants with the shape of its output
+ROW_BYTES = 1 << 12  # an entry in the table of programs: the names of the program and of its variables
+LEAST_BYTES = 1 << 16  # parts that do not depend on the graph: seeds, headers of arrays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The plan of a session, which all parties know.
+    """What a session runs. The client has the plan, and sends it to the other parties.
 
-    kind: `tokens` for a prompt and new tokens, where each step keeps its keys and values for the next; `sequences` for
-        separate sequences, with the logits of every token.
-    num_tokens: tokens of the prompt, or of a sequence. num_new: most tokens to generate; 0 for sequences.
+    kind: `tokens` to generate from a prompt, in one step per new token, with cached keys and values; `sequences` to
+        compute the logits of every token of separate sequences, by running a single step on each sequence.
+    num_tokens: tokens of the prompt, or of a sequence. num_new: largest number of tokens to generate; 0 for sequences.
 
     A UserError is raised if `num_tokens` is below 1, or `num_new` below 1 for `tokens` or below 0 for `sequences`.
     """
@@ -67,7 +69,7 @@ class Plan:
 
 
 def graphs(graph_of: GraphOf, plan: Plan) -> tuple[OpGraph, ...]:
-    """Return the graph of each step: one per new token, or one for all sequences. Raise UserError as `graph_of`."""
+    """Return each step's op graph: one per new token, or a single one for sequences. Errors are those of `graph_of`."""
     if plan.kind == "sequences":
         return (graph_of(plan.num_tokens, SEQUENCE),)
     prompt = keeping(graph_of(plan.num_tokens, PROMPT), graph_of(plan.num_tokens, Deployment()))
@@ -75,9 +77,9 @@ def graphs(graph_of: GraphOf, plan: Plan) -> tuple[OpGraph, ...]:
 
 
 def keeping(graph: OpGraph, whole: OpGraph) -> OpGraph:
-    """Add nodes to a prompt's graph that store the keys and values of every attention, as the next token reads them.
+    """Return a prompt's graph with nodes that store the keys and values of every attention for the next token.
 
-    `whole` is the graph of the same prompt in the default deployment, in which attentions are found.
+    The attentions are looked up in `whole`, the graph of the same prompt in the default deployment.
     """
     present = {node.name for node in graph}
     after: dict[str, list[Node]] = {}
@@ -90,24 +92,27 @@ def keeping(graph: OpGraph, whole: OpGraph) -> OpGraph:
 
 
 def fingerprint(steps: tuple[OpGraph, ...]) -> str:
-    """Return twelve hexadecimal digits that identify op graphs: equal graphs have equal ones on every machine."""
+    """Return twelve hexadecimal digits of a hash of op graphs, which is the same for equal graphs on every machine."""
     return hashlib.sha256("\n".join(map(repr, steps)).encode()).hexdigest()[:12]
 
 
 def variables(graph: OpGraph) -> dict[str, str]:
-    """Return, by input of cached keys and values, the variable that holds it, named as the node that appends to it."""
+    """Return the variable that holds each graph input of cached keys and values, by name of the input.
+
+    A variable has the name of the `KeyValueCache` that reads the input: its output is the next step's input.
+    """
     caches = (node for node in graph if isinstance(node.op, ops.KeyValueCache) and node.op.past_len)
     return {node.inputs[0]: node.name for node in caches}
 
 
 def most_bytes(steps: tuple[OpGraph, ...], protocol: str, setting: EngineSetting) -> int:
-    """Return the most bytes that a frame may have: those of a share of an array, all programs, or what an op sends."""
+    """Return an upper bound of the bytes in a frame, which holds a share, all programs, or what an op sends."""
     nodes = [node for graph in steps for node in graph]
     some = {node.op for node in nodes}
     largest = max(  # elements of an array that an op reads or makes
         prod(shape) for op in some for shape in (*op.input_shapes, *op.weight_shapes.values(), op.output_shape)
     )
-    if protocol == "crypten":  # opened values and a dealer's masks are frames too; what all send bounds each
+    if protocol == "crypten":  # frames also hold opened values and dealt masks, each at most what an op sends
         sent = max(ENGINE_PROTOCOLS[protocol].comm(op, setting).sent_bytes for op in some)
         return LEAST_BYTES + WORD_BYTES * largest + sent
     programs = sum(PROGRAM_BYTES + WORD_BYTES * prod(op.output_shape) for op in some) + ROW_BYTES * len(nodes)
@@ -118,8 +123,8 @@ def most_bytes(steps: tuple[OpGraph, ...], protocol: str, setting: EngineSetting
 class Prediction:
     """Predicted cost of one step with its preprocessing; bytes and messages are summed over parties.
 
-    seconds: on the committed testbed and a network, with start-up in the first step of a session; None if the testbed
-        was measured in another setting.
+    seconds: latency by the package's testbed and on a network, in a session's first step with start-up; None if the
+        testbed was measured in another setting.
     """
 
     sent_bytes: int
@@ -132,7 +137,8 @@ def predictions(
 ) -> tuple[Prediction, ...]:
     """Return the prediction of every step, in the order in which one session runs them.
 
-    Raise UserError if the protocol has no engine or not this setting, an op has no formula, or the ring is too small.
+    Raise UserError if no engine runs the protocol, the protocol does not support the setting, an op has no formula or
+    no seconds in the testbed, the ring is too small for an op, or the network is not valid.
     """
     # each preprocessing counts in the step that needs it, and the making of kept masks in the first
     first = total_comm(walk(protocol, [node.op for node in steps[0]], setting.of_first_run))
@@ -151,12 +157,14 @@ def predictions(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Assignment:
-    """One party's part in a session. Only the client has the plan, and only the server has the weights.
+    """The data with which one party takes part in a session: `plan` is only for the client, `weights` for the server.
 
     addresses: where each party waits for the others, by rank; if empty, `session.started` fills in sockets of this
-        machine. links: addresses of all ranks on the engine's own link; if empty, the port after each of `addresses`.
-    wait_s: how long to wait for another party. idle_s: how long a party may be silent once all have met.
-    is_in_range: whether a model must be within the engine's fixed-point range to run; the parties must agree on it.
+        machine. links: addresses, by rank, of the connections that SecretFlow-SPU opens itself; if empty, those of
+        `addresses` with each port raised by 1.
+    wait_s: longest wait for another party to connect, in seconds. idle_s: longest silence of a connected party, in
+        seconds; after it, the party counts as lost.
+    is_in_range: whether models outside the engine's fixed-point range are refused; all parties must agree on it.
     certificates: folder of the parties' certificates and this party's key, for links by TLS; None for plain links.
 
     A UserError is raised if no engine runs the protocol.
@@ -181,16 +189,17 @@ class Assignment:
 
     @property
     def keys(self) -> Keys | None:
-        """The keys of this party; None without `certificates`. Raise UserError if the folder does not have them."""
+        """This party's keys for TLS; None without `certificates`. Raise UserError if the folder lacks them."""
         return None if self.certificates is None else Keys(self.certificates, self.rank, len(ranks(self.protocol)))
 
     @property
     def engine_addresses(self) -> tuple[str, ...]:
+        """`links` or, if these are empty, `addresses` with each port raised by 1."""
         return self.links or tuple(f"{address[0]}:{int(address[1]) + 1}" for address in self.addresses)
 
 
 def part_of(client: Assignment, rank: int) -> Assignment:
-    """Return one party's assignment, given the client's with the data of all parties."""
+    """Return the assignment of party `rank`, given the client's assignment with the plan and the weights."""
     return replace(
         client,
         rank=rank,
@@ -200,7 +209,7 @@ def part_of(client: Assignment, rank: int) -> Assignment:
 
 
 def ranks(protocol: str) -> range:
-    """Return the ranks of all processes: the computing parties, then the dealer if it is a separate process."""
+    """Return the ranks of all processes: the computing parties, then the dealer of `crypten`, a separate process."""
     return range(TRUST[protocol].num_parties + (protocol == CRYPTEN))
 
 
@@ -211,7 +220,7 @@ def role(rank: int, protocol: str) -> str:
 
 
 def holds(rank: int, protocol: str, setting: EngineSetting) -> str:
-    """Describe what a party knows, and what it has only shares of."""
+    """Return a description, for users, of what a party knows and what it has only shares of."""
     at_server = setting.weights == "server"
     by_role = {
         "client": f"has the prompt and the new tokens, sees the logits; {'nothing' if at_server else 'a share'} of the "

@@ -21,23 +21,26 @@ from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.primitives import EngineSetting
 
 Shape: TypeAlias = tuple[int, ...]
-MASKED = (ops.TokenEmbedding, ops.Linear, ops.VocabProjection)  # their weights are factors of matrix products
+MASKED = (ops.TokenEmbedding, ops.Linear, ops.VocabProjection)  # ops with weights that are factors of matrix products
 
 
 class Operand(NamedTuple):
-    """A weight, or the part that is read, in the form that its first reader `node` takes, and the variable for it."""
+    """A weight, or the part of it that ops read, which an engine stores as a variable.
+
+    variable: name of the variable. node, suffix: the first node that reads the weight, and the weight's name there.
+    """
 
     variable: str
     node: Node
     suffix: str
 
     def of(self, weights: Weights) -> Array:
-        """Return the values, given all weights. Raise UserError if the weight is missing or has another shape."""
+        """Return the values, as the node's function takes them. Raise UserError if they are missing or misshapen."""
         return interpreter.operands(self.node, weights)[self.suffix]
 
     @property
     def shape(self) -> Shape:
-        """The operand's shape, which is known without the weights."""
+        """The shape of the operand, as the node's function takes it."""
         return operand_shapes(self.node)[self.suffix]
 
     @property
@@ -47,14 +50,14 @@ class Operand(NamedTuple):
 
 
 def operand_shapes(node: Node) -> dict[str, Shape]:
-    """Return the shapes of a node's operands (weights) by suffix, as the function of its op takes them."""
+    """Return the shapes of a node's weights by suffix, as the function of its op takes them (sliced, transposed)."""
     shapes = node.op.weight_shapes
     blank = {f"{node.model_name}.{suffix}": np.broadcast_to(1.0, shape) for suffix, shape in shapes.items()}
     return {suffix: value.shape for suffix, value in interpreter.operands(node, blank).items()}
 
 
 def weight_variables(node: Node) -> dict[str, str]:
-    """Return the variables of a node's operands by suffix; each part of a table that is read has its own variable."""
+    """Return the names of the variables for a node's weights, by suffix; each part of a table has its own variable."""
     _, entries = node.op.read or (0, None)
     read = "" if entries is None else f"@{entries.start}-{entries.stop}"
     return {suffix: f"{node.model_name}.{suffix}{read}" for suffix in node.op.weight_shapes}
@@ -72,7 +75,7 @@ def operands(graphs: Sequence[OpGraph]) -> Iterator[Operand]:
 
 
 class Program(NamedTuple):
-    """A program that every party runs for a node: its code reads variables and writes one."""
+    """A program that every party runs for a node: `code` reads the variables `inputs` and writes variable `output`."""
 
     name: str
     inputs: tuple[str, ...]
@@ -85,12 +88,13 @@ Compiled: TypeAlias = list[list[Program]]
 
 
 def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Callable[[str], object]) -> Compiled:
-    """Compile all steps from shapes alone. The first graph reads the client's inputs, later graphs also cached values.
+    """Return the compiled programs of all steps, for which only shapes are needed.
 
-    `on_node` is called with the name of each node before the node is compiled.
+    In the first step, the client supplies all inputs of the graph; later steps read cached keys and values from the
+    variables that the step before has written. `on_node` is called with the name of each node before it is compiled.
     """
     weights = list(operands(graphs))
-    shapes = {operand.variable: operand.shape for operand in weights}  # of every variable that is known
+    shapes = {operand.variable: operand.shape for operand in weights}  # of every variable so far
     keepers = [
         _mask_keeper(operand.variable, operand.shape)
         for operand in weights
@@ -157,7 +161,7 @@ def _code(
 
 
 def operand_visibility(op: Op) -> Any:
-    """Return SPU's visibility of an op's weights: secret if the op hides them, or else public."""
+    """Return SPU's visibility of an op's weights: secret if the op hides them, otherwise public."""
     from spu import libspu
 
     return libspu.Visibility.VIS_SECRET if op.hides_weights else libspu.Visibility.VIS_PUBLIC

@@ -1,4 +1,4 @@
-"""The engines that run op graphs here: which one runs a protocol, and the commands that install them."""
+"""The MPC engines, SecretFlow-SPU and CrypTen: which one runs a protocol, and the commands that install them."""
 
 import sys
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from costmodel.protocols.primitives import Comm, EngineSetting
 INSTALL = "python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"
 CRYPTEN_VERSION = "0.4.1"  # `crypten_arrays` replaces internal parts of this version
 INSTALL_CRYPTEN = f"python -m pip install --no-deps crypten=={CRYPTEN_VERSION}"
-NEWEST_PYTHON = (3, 11)  # the engine has wheels for 3.10 and 3.11
+NEWEST_PYTHON = (3, 11)  # SecretFlow-SPU has wheels for 3.10 and 3.11
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ ENGINES = {
 
 
 def engine_of(protocol: str) -> Engine:
-    """Return the engine that runs a protocol. Raise UserError for a protocol that no engine runs here."""
+    """Return the engine that runs a protocol. Raise UserError if no engine does."""
     if protocol in ENGINE_PROTOCOLS:
         return ENGINES[ENGINE_PROTOCOLS[protocol].engine]
     known = ", ".join(ENGINE_PROTOCOLS)
@@ -52,9 +52,10 @@ def engine_of(protocol: str) -> Engine:
 
 
 def walk(protocol: str, some: Sequence[Op], setting: EngineSetting) -> tuple[Comm, ...]:
-    """Return the predicted cost of each op in a run of all of them, in order.
+    """Return the predicted communication of each of the ops `some`, in a run that executes them in this order.
 
-    Raise UserError for a protocol without an engine or this setting, an op without a formula, or too small a ring.
+    Raise UserError if no engine runs the protocol, the protocol does not support the setting, an op has no formula, or
+    the ring is too small for an op.
     """
     engine_of(protocol)
     check_setting(protocol, setting)
@@ -62,7 +63,7 @@ def walk(protocol: str, some: Sequence[Op], setting: EngineSetting) -> tuple[Com
 
 
 def check_installed(protocol: str) -> None:
-    """Raise UserError, with the command to run, if the protocol's engine is missing, or CrypTen has another version."""
+    """Raise UserError, with the command to run, if a protocol's engine is missing or CrypTen is not CRYPTEN_VERSION."""
     if protocol == "crypten":
         if not all(map(find_spec, ("crypten", "torch"))):
             raise UserError(f"the engine CrypTen is not installed; run: {INSTALL_CRYPTEN}")

@@ -1,6 +1,6 @@
-"""The interface of an engine to a party: it stores shares of named variables, and runs the ops of a session on them.
+"""The interface of an engine in a party's process: it stores shares as named variables, and runs ops on them.
 
-The peak memory of a party's process is as Linux counts it; on other systems it is unknown.
+The peak memory of the process is as Linux counts it; on other systems it is unknown.
 """
 
 import ctypes
@@ -19,19 +19,19 @@ RESET_PEAK = "5"  # proc_pid_clear_refs(5): the resident memory becomes the peak
 
 
 def give_back() -> None:
-    """Return freed memory to the system, so that it does not count as resident, if the C library can do so."""
+    """Give freed memory back to the operating system, so that it does not count as resident, if the C library can."""
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def reset_peak() -> None:
-    """Reset this process's peak to the memory that is resident now, if Linux allows it."""
+    """Set this process's peak memory to what is resident now, if Linux allows it."""
     with suppress(OSError):
         RESET.write_text(RESET_PEAK)
 
 
 class Traffic(NamedTuple):
-    """What a party sent in an op, and the rounds for which it waited (None if they are not counted)."""
+    """Bytes and messages that a party sent in an op, and rounds that it waited for (None if they are not counted)."""
 
     sent_bytes: int
     messages: int
@@ -39,11 +39,11 @@ class Traffic(NamedTuple):
 
 
 class Runtime(ABC):
-    """One party's runtime. A share is what the engine makes of an array, in its own type; a dealer has no shares."""
+    """An engine in one party's process. Shares are of a type that the engine defines; a dealer has none."""
 
     @abstractmethod
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:
-        """Return every computing party's share of an input or, with the op that reads it, of a weight."""
+        """Return every computing party's share of a weight that `op` reads or, if `op` is None, of an input."""
 
     @abstractmethod
     def packed(self, share: Any) -> list[bytes]:
@@ -59,7 +59,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
-        """Prepare the programs of all steps, before weights arrive."""
+        """Prepare to run these steps, such as by compiling them; called before weights arrive."""
 
     @abstractmethod
     def connect(self) -> None:
@@ -67,15 +67,15 @@ class Runtime(ABC):
 
     @abstractmethod
     def hold(self, values: Mapping[str, Any]) -> None:
-        """Store this party's shares, given by variable."""
+        """Store this party's shares, given by name of the variable."""
 
     @abstractmethod
     def start(self) -> None:
-        """Do once what all steps need. This is called when the weights are stored, before the first step."""
+        """Do the work that all steps need only once; called when the weights are stored, before the first step."""
 
     @abstractmethod
     def run(self, step: int, index: int, node: Node) -> None:
-        """Run `node`, the op with this index in a step, on stored variables, and store its output under its name."""
+        """Run `node`, with this index in the step, on stored variables, and store its output under the node's name."""
 
     @abstractmethod
     def share(self, variable: str) -> Any:
@@ -87,10 +87,10 @@ class Runtime(ABC):
 
     @abstractmethod
     def traffic(self, num_ops: int) -> list[Traffic]:
-        """Return what this party sent in each of the last `num_ops` ops."""
+        """Return the traffic of this party in each of the last `num_ops` ops, in order."""
 
     def peak_bytes(self) -> int | None:
-        """Return the most bytes of this process that were resident at once since `reset_peak`; None if unknown."""
+        """Return the peak of this process's resident bytes since `reset_peak`; None if the system does not tell."""
         try:
             lines = PEAK.read_text().splitlines()
         except OSError:
@@ -99,4 +99,4 @@ class Runtime(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End the runtime, once all that was sent has arrived; all parties do this at the same time."""
+        """End the runtime once this party's messages have arrived; all parties call this at the same time."""

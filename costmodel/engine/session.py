@@ -1,4 +1,4 @@
-"""The parent's side of a session: it runs parties in child processes, commands the client, and ends the processes."""
+"""Sessions as their parent process sees them: it starts the parties, commands the client, and ends the processes."""
 
 import json
 import re
@@ -22,9 +22,9 @@ from costmodel.engine.registry import check_installed
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution.interpreter import Array
 
-CAUSE_PATIENCE_S = 5.0  # a failed party reports its error later than its peers report that it is gone
-MOST_PATH = 100  # bytes of a socket's path; every system allows at least 103
-STARTS = 3  # most attempts; a port that was free a moment ago may be taken
+CAUSE_PATIENCE_S = 5.0  # wait for a failed party's error, which its peers report first as the loss of a peer
+MOST_PATH = 100  # largest number of bytes in a socket's path; every system allows at least 103
+STARTS = 3  # largest number of attempts to start; a port that was free a moment ago may be taken
 PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start failed")
 
 
@@ -47,7 +47,8 @@ class Measured:
 class StepRun:
     """The cost of a step, op by op for every party, and its logits (projected tokens x vocab), opened after the run.
 
-    seconds: the client's time, from sharing the inputs until it has the logits.
+    by_party: costs by rank, then in the order of the ops. seconds: the client's time, from when it starts to share the
+        inputs until it has the logits.
     """
 
     by_party: tuple[tuple[OpCost, ...], ...]
@@ -56,14 +57,14 @@ class StepRun:
 
     @property
     def token(self) -> int:
-        """The id of the most likely token after the last one of the step."""
+        """The id of the most likely next token, by the logits of the step's last token."""
         return int(self.logits[-1].argmax())
 
     @property
     def by_op(self) -> tuple[Measured, ...]:
-        """The cost of every op, in the graph's order; rounds are the most that any party waited for.
+        """The cost of every op, in the graph's order; rounds are those of the party that waited for the most.
 
-        Seconds hold only if all parties run on one machine, since they compare the clocks of the parties.
+        Seconds are valid only if all parties run on one machine, since they compare the clocks of the parties.
         """
         by_op, ended_s = list[Measured](), float("-inf")
         for costs in zip(*self.by_party, strict=True):
@@ -89,7 +90,7 @@ class StepRun:
 
     @property
     def peak_bytes(self) -> tuple[int | None, ...]:
-        """Peak memory of each party's process over all ops; None if it is unknown."""
+        """Peak memory of each party's process over all ops, in bytes, by rank; None where it is unknown."""
         peaks = [[cost.peak_bytes for cost in party if cost.peak_bytes is not None] for party in self.by_party]
         return tuple(max(peak, default=None) for peak in peaks)
 
@@ -97,10 +98,10 @@ class StepRun:
 class Session:
     """The processes (`children`, by rank) of the parties on this machine; other parties, if any, run elsewhere.
 
-    set_delay: sets the one-way delay of the link between parties, in seconds, for later steps.
-    Known once the parties are ready: op_graph, the fingerprint on which all agreed; num_steps, the number of op graphs
-    in the plan; ready_s, seconds from start to ready; shared_bytes, the bytes that the parties here sent until ready,
-    mostly programs and shares of weights.
+    set_delay: function that sets the one-way delay of the link between parties, in seconds, for later steps.
+    op_graph, num_steps: the fingerprint and number of the steps' op graphs, on which all parties agreed.
+    ready_s, shared_bytes: seconds from the start until all parties were ready, and bytes that the parties on this
+        machine sent until then, mostly programs and shares of weights. `await_ready` sets these four attributes.
     """
 
     op_graph: str
@@ -120,8 +121,8 @@ class Session:
     def await_ready(self) -> None:
         """Wait until all parties have met, agreed on what to run, and shared the weights.
 
-        Raise UserError, in one line, if parties do not meet or agree, or a weight or device does not fit; StoppedError
-        if a party fails.
+        Raise UserError, in one line, if parties do not meet or agree, a weight is missing or has another shape, or a
+        GPU is missing or too small; StoppedError if a party fails.
         """
         answers = [self.answer(rank).header for rank in self.children]
         self.op_graph, self.num_steps = answers[0]["op_graph"], answers[0]["num_steps"]
@@ -129,7 +130,7 @@ class Session:
         self.shared_bytes = sum(answer["shared_bytes"] for answer in answers)
 
     def run(self, step: int, inputs: Mapping[str, Array]) -> StepRun:
-        """Run a step on named inputs, which the client shares. Raise StoppedError, in one line, if a party fails."""
+        """Run a step, given by its index, on inputs by name. Raise StoppedError, in one line, if a party fails."""
         self.children[CLIENT].tell("run", dict(inputs), step=step)
         answer, (costs, logits) = self.answer(CLIENT)
         return StepRun(
@@ -145,7 +146,7 @@ class Session:
             self.answer(rank)
 
     def answer(self, rank: int) -> Frame:
-        """Return the next report of a party. Raise UserError or StoppedError, in one line, if a party here failed."""
+        """Wait for the next report of a party and return it. Raise UserError or StoppedError if a local party fails."""
         while not self._waiting[rank]:
             reporting, answer = self._answers.get()
             if "error" in answer.header:
@@ -179,7 +180,7 @@ class Session:
 
 @contextmanager
 def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
-    """Yield a session with one process per assignment, until the block ends. First call its `await_ready`.
+    """Yield a session with one process per assignment, until the block ends. First call `Session.await_ready`.
 
     Assignments without addresses must be those of all parties, in order of rank. Raise UserError if the engine is not
     installed, or TMPDIR is too deep for sockets.
@@ -197,7 +198,7 @@ def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
 
 @contextmanager
 def alone(part: Assignment) -> Iterator[Session]:
-    """Yield a session of one ready party, whose peers run elsewhere. Errors are as for `started` and `await_ready`."""
+    """Yield a ready session of one party, whose peers run elsewhere. Errors are as for `started` and `await_ready`."""
     with started([part]) as session:
         session.await_ready()
         yield session

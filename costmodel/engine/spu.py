@@ -1,11 +1,11 @@
 """Run op graphs under a real MPC engine, SecretFlow-SPU or CrypTen, and measure the cost of every op.
 
-The parties run each op by itself, with its function from `execution.op_functions`, and its result stays secret-shared
-for the next op. So costs are counted per op, and the ops that are priced are the ops that run. Before the run, weights
-are secret-shared or stay with the server alone, unless all parties know them; the client shares its tokens, one-hot
-encoded or as ids. Not counted are sharing inputs and weights, opening the logits, and messages before the first op. A
-measurement is a session of one step (`engine.session`), run once or several times. Each party is a process with as many
-threads as the setting says.
+The parties run one op after the other, each by its function in `execution.op_functions`, and results stay
+secret-shared between ops. So costs are counted per op, and the ops that are priced are the ops that run. Before the
+run, hidden weights are secret-shared or stay with the server, and the client shares its tokens, one-hot encoded or as
+ids. Sharing inputs and weights, opening the logits, and messages before the first op are not counted. A measurement is
+a session of one step (`engine.session`), run once or several times. Each party is a process with as many threads as the
+setting says.
 
 CrypTen counts its rounds. SecretFlow-SPU counts messages, but does not wait for most of them, so its rounds are
 measured: the same parties run the same ops several times through a relay that delays every message. The slope of wall
@@ -33,12 +33,12 @@ from costmodel.protocols.cheetah_preprocessing import BATCH_MESSAGES
 from costmodel.protocols.primitives import EngineSetting
 
 LEAST_DELAYS = 3  # any two times lie on a line
-REPEATS = 2
-WARM_UPS = 2  # for one-time set-up, and for batches that the first pass almost used up
+REPEATS = 2  # measured passes with each delay
+WARM_UPS = 2  # passes before these, for set-up and for oblivious transfers that the first of them nearly used up
 
 
 class Job(NamedTuple):
-    """A step to measure: an assignment with the data of all parties, and the step's inputs by name."""
+    """A step to measure: the client's assignment, with plan and weights, and the step's inputs by name."""
 
     client: Assignment
     inputs: Mapping[str, Array]
@@ -53,7 +53,7 @@ def graph_job(
     protocol: str,
     setting: EngineSetting,
 ) -> Job:
-    """Return the job of one forward pass of a sequence; arguments are as for `interpreter.execute`.
+    """Return a job that runs `graph`; weights, tokens and caches are as for `interpreter.execute`.
 
     Raise UserError if no engine runs the protocol, or the tokens or caches do not fit the graph.
     """
@@ -72,7 +72,7 @@ def _given(graph: OpGraph, num_tokens: int, deployment: Deployment) -> OpGraph:
 
 
 def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
-    """Return a job that runs each op by itself on random numbers (seed 0). Raise UserError as `graph_job`."""
+    """Return a job that runs each op on random numbers (seed 0). Raise UserError if no engine runs the protocol."""
     generator = np.random.default_rng(0)
     nodes: list[Node] = []
     inputs: dict[str, Array] = {}
@@ -110,7 +110,7 @@ def run(
     protocol: str,
     setting: EngineSetting,
 ) -> StepRun:
-    """Run one forward pass under the engine and return it; with kept weight masks, run two and return the second.
+    """Return the run of a graph under the engine; with kept weight masks, the second of two runs, which reuses them.
 
     Weights, tokens and caches are as for `interpreter.execute`, and errors as for `graph_job` and `passes`.
     """
@@ -119,7 +119,7 @@ def run(
 
 
 def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tuple[Measured, ...]:
-    """Return the measured cost of each op, run by itself on random numbers, for calibration and to check formulas.
+    """Return the measured cost of each op on random numbers, for calibration and to check formulas.
 
     Preprocessing that the engine does once is part of the cost of the first op that needs it. Errors are as for
     `graph_job` and `passes`.
@@ -130,8 +130,8 @@ def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tupl
 def passes(job: Job, link: Link, delays_s: Sequence[float]) -> list[StepRun]:
     """Return several runs of one job by the same parties, one for each one-way delay of the link, in seconds.
 
-    Raise UserError for a weight that does not fit, an engine or device that this machine lacks, or a delay that the
-    link cannot make; StoppedError, in one line, if the engine fails.
+    Raise UserError for a weight that is missing or has another shape, an engine or device that this machine lacks, or a
+    delay that the link cannot make; StoppedError, in one line, if the engine fails.
     """
     runs = []
     with on_this_machine(job.client, link) as session:
@@ -144,10 +144,11 @@ def passes(job: Job, link: Link, delays_s: Sequence[float]) -> list[StepRun]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRounds:
-    """Measured rounds of every op, in order (`by_op`).
+    """Rounds of the ops of a job, measured with delays.
 
-    by_op: slope of an op's seconds over the one-way delay, so not a whole number. seconds: pairs of a delay in seconds
-        and the total seconds of all ops. residual_s: largest distance of such a total from the fitted line, in seconds.
+    by_op: slope of each op's seconds over the one-way delay, in order of the ops, so not whole numbers. seconds: pairs
+        of a delay and the total seconds of all ops with it. residual_s: largest distance of such a total from the
+        fitted line, in seconds.
     """
 
     by_op: tuple[float, ...]
@@ -170,7 +171,7 @@ def check_delays(delays_s: Sequence[float]) -> None:
 
 
 def parse_delays(text: str) -> tuple[float, ...]:
-    """Return delays such as `10ms,20ms,40ms` in seconds. Raise UserError for other text, 0, or as `check_delays`."""
+    """Return delays such as `10ms,20ms,40ms`, in seconds. Raise UserError for 0, other text, or fewer than three."""
     delays_s = tuple(parse_seconds(part, "--delays") for part in text.split(","))
     check_delays(delays_s)
     return delays_s
@@ -182,7 +183,7 @@ def measured_rounds(job: Job, *, delays_s: Sequence[float]) -> MeasuredRounds:
     Under cheetah, the rounds of making triples for small products are included, if a pass makes any.
 
     `delays_s` are one-way delays in seconds. Raise UserError as `check_delays` and `passes`; StoppedError if the engine
-    fails, or if all passes with one of the delays made a batch of transfers.
+    fails, or if every pass with one of the delays made a batch of oblivious transfers.
     """
     check_delays(delays_s)
     delays = sorted(set(delays_s))

@@ -1,4 +1,4 @@
-"""A party's runtime under SecretFlow-SPU, with programs from the client, and costs from the engine's profile."""
+"""A party's runtime under SecretFlow-SPU: it runs programs that the client compiled, and reads costs from a log."""
 
 import gc
 import re
@@ -22,16 +22,16 @@ from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 _LINK = re.compile(r"Link details: total send bytes (?P<sent_bytes>\d+),.* send actions (?P<messages>\d+),")
-PATIENCE_S = 60.0  # the profile of a finished program is in the log within this time, on a busy machine too
-WAIT_MS = 600_000  # longest wait for a message of a peer that computes
+PATIENCE_S = 60.0  # longest wait for the log entry of a finished program, on a busy machine
+WAIT_MS = 600_000  # longest wait for a message of a peer that is still computing
 CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties do not start at the same moment, and machines may be busy
-# An engine that calls a moment before its peer listens calls again after a tenth of a second, which is when the socket
-# is tried again, and not after a whole one, as by default. Then each wait is longer; together they are ten seconds.
+# An engine that calls before its peer listens calls again after 0.15 s, and not 1 s as by default, because the
+# socket is tried again after 0.1 s. Each later wait is 1 s longer; all five together take 11 s.
 RETRIES, RETRY_MS, LONGER_MS = 5, 150, 1_000
 
 
 def configuration(protocol: str, setting: EngineSetting) -> Any:
-    """Return the engine's configuration for a protocol and setting, with its profile on."""
+    """Return the engine's configuration for a protocol and setting; it logs the bytes and messages of every program."""
     from spu import libspu
 
     made = libspu.RuntimeConfig(
@@ -39,7 +39,7 @@ def configuration(protocol: str, setting: EngineSetting) -> Any:
         field=getattr(libspu.FieldType, f"FM{setting.ring_bits}"),
         fxp_fraction_bits=setting.fraction_bits,
     )
-    made.enable_pphlo_profile = True  # without it, nothing is reported
+    made.enable_pphlo_profile = True  # otherwise nothing is logged
     made.max_concurrency = setting.threads
     made.experimental_enable_colocated_optimization = setting.weights == "server"  # else owners are ignored
     return made
@@ -53,7 +53,7 @@ def shares_io(protocol: str, setting: EngineSetting) -> Any:
 
 
 def make_shares(protocol: str, setting: EngineSetting, value: Array, op: Op | None = None) -> list[Any]:
-    """Return every party's share of an input or, given the op that reads it, of a weight (see `setting.weights`)."""
+    """Return every party's share of a weight read by `op` (see `setting.weights`) or, if `op` is None, of an input."""
     from spu import libspu
 
     seen = libspu.Visibility.VIS_SECRET if op is None else operand_visibility(op)
@@ -74,7 +74,7 @@ def _import_engine() -> None:
 
 
 class SpuRuntime(Runtime):
-    """The runtime of a party under SecretFlow-SPU; `progress` gets the name of each op while it is compiled."""
+    """The runtime of a party under SecretFlow-SPU; `progress` is given the name of each op while the op is compiled."""
 
     def __init__(self, assignment: Assignment, peers: Peers, progress: Progress) -> None:
         _import_engine()  # takes a second, so all parties do it at the same time
@@ -82,7 +82,7 @@ class SpuRuntime(Runtime):
         self.protocol, self.setting = assignment.protocol, assignment.setting
         self.keepers: list[Program] = []
         self.steps: Compiled = []
-        self.log_position = 0  # up to which the engine's profile, in the output of this process, was read
+        self.log_position = 0  # number of bytes of this process's output that were read
         self.relay = Relay()  # the engine's own TLS takes plain connections too
         self.runtime: Any = None
         self.link: Any = None
@@ -158,7 +158,7 @@ class SpuRuntime(Runtime):
         self.runtime.del_var(variable)
 
     def traffic(self, num_ops: int) -> list[Traffic]:
-        """Return the bytes and messages of each of the last `num_ops` programs, once the profile has all of them."""
+        """Return the bytes and messages of each of the last `num_ops` programs, once the log has all of them."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             content = read_all(LOG, self.log_position)

@@ -20,7 +20,7 @@ from costmodel.protocols.fixed_point import VERY_SMALL_UNITS
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
-MOST_WRONG = 0.01  # greatest expected number of wrong results of a sequence
+MOST_WRONG = 0.01  # largest expected number of wrong results per sequence
 
 # coefficients of odd Chebyshev polynomials of x / TANH_END. Source: SecretFlow-SPU 0.9.5, fxp_approx.cc, tanh_chebyshev
 TANH = (
@@ -28,11 +28,11 @@ TANH = (
     -0.025830290571688078, 0.014338801903468182, -0.008541730970059077, 0.0061230685785789475,
 )  # fmt: skip
 TANH_END, PIECES_END = 5.0, 8.0  # beyond which tanh is constant, and the piecewise GELU is x or 0
-SCALED = (ops.Linear, ops.VocabProjection)  # CrypTen multiplies their matrix by WEIGHT_SCALE, and divides their input
+SCALED = (ops.Linear, ops.VocabProjection)  # under CrypTen, (x / WEIGHT_SCALE) @ (WEIGHT_SCALE * matrix)
 
 
 class Number(np.ndarray[Any, Any]):
-    """Secret values as doubles, of which the engine stores `scale` times as much; `arithmetic` computes on them."""
+    """An array of secret values as doubles; the engine stores `scale` times each value. `arithmetic` computes on it."""
 
     arithmetic: Any = None
     scale = 1
@@ -48,10 +48,12 @@ class Number(np.ndarray[Any, Any]):
 
 
 class Arithmetic:
-    """An engine's emulated fixed point: the `library` that functions of ops compute with; it replaces some functions.
+    """An engine's emulated fixed point: the `library` argument of the functions of ops (`FUNCTIONS`).
 
-    margin: limits are divided by it, because other text has larger numbers. num_sequences: number of sequences in the
-    data. num_extreme: how many of these, the last, have rare tokens; imprecise inverse roots in them are not counted.
+    of_ops: own functions of some types of ops, in place of those in `FUNCTIONS`.
+    margin: number by which limits are divided, because the numbers of other text may be larger. num_sequences: number
+    of sequences in the data. num_extreme: number of sequences, the last ones, made of rare tokens; their imprecise
+    inverse roots are not counted in `wrong`.
     wrong: expected number of wrong results so far, by name of the op, since an engine errs at random.
     """
 
@@ -90,7 +92,7 @@ class Arithmetic:
         }
 
     def evaluate(self, node: Node, operands: Weights, *inputs: Array) -> Array:
-        """Return the output of an op as a `Number`, given operands as doubles, and inputs as doubles or `Number`s.
+        """Return the output of an op as a `Number`, given its weights as doubles, and inputs as doubles or `Number`s.
 
         Raise OutOfRangeError if numbers leave the engine's range; UserError for an op without a function, or with a
         function of numpy that is not emulated.
@@ -116,7 +118,7 @@ class Arithmetic:
         return sum(self.wrong.values()) / num_sequences * self.margin <= MOST_WRONG
 
     def check_wrong(self) -> None:
-        """Raise OutOfRangeError if too many results are expected to be wrong."""
+        """Raise OutOfRangeError unless `is_right(num_sequences)`, and name the op with the most wrong results."""
         if not self.is_right(self.num_sequences):
             total = sum(self.wrong.values()) / self.num_sequences
             worst = max(self.wrong, key=lambda name: self.wrong[name])
@@ -124,22 +126,21 @@ class Arithmetic:
             raise OutOfRangeError(why, with_fewer_bits=True)
 
     def number(self, value: Array, scale: int = 1) -> Array:
-        """Return values, which must be rounded already, as a `Number` of which the engine stores `scale` times as much.
-
-        The result shares the memory of `value`.
-        """
+        """Return rounded values as a `Number` with this scale, which shares the memory of `value`."""
         made = np.asarray(value).view(Number)
         made.arithmetic, made.scale = self, scale
         return made
 
     def secret(self, value: Array) -> Array:
+        """Return values as a `Number`: unchanged if they are one, otherwise rounded."""
         return value if isinstance(value, Number) else self.number(self.rounded(value))
 
     def rounded(self, value: Array, scale: int = 1) -> Array:
+        """Return values rounded to multiples of `unit` / `scale`."""
         return np.rint(value * (scale / self.unit)) * (self.unit / scale)
 
     def truncated(self, value: Array) -> Array:
-        """Round products at random to the unit below or above, with the right mean, as engines truncate them."""
+        """Return products rounded at random to the unit below or above, with the right mean, as engines truncate."""
         drawn = self.digits.random(np.shape(value), dtype=np.float32)
         return np.floor(value * (1 / self.unit) + drawn) * self.unit
 
@@ -149,14 +150,14 @@ class Arithmetic:
         return self.number(self.rounded(value))
 
     def public(self, value: Any, scale: int, *, is_factor: bool) -> Any:
-        """Return a public constant as the engine encodes it, for an operand of scale `scale`."""
+        """Return a public constant as encoded for an operand of this scale. is_factor: whether it is multiplied."""
         value = np.asarray(value)
         if value.dtype.kind != "f" or (is_factor and value.ndim == 0 and self.is_exact(float(value))):
             return value
         return np.trunc(value * (scale / self.unit)) * (self.unit / scale)
 
     def apply(self, ufunc: Any, method: str, inputs: Any, settings: Any) -> Array:
-        """Return what the engine computes for a function of numpy. Raise UserError if the function is not emulated."""
+        """Return the engine's result of a numpy ufunc (see `__array_ufunc__`). Raise UserError for one not emulated."""
         if method == "reduce" and ufunc in (np.add, np.maximum):
             return self.number(ufunc.reduce(inputs[0].view(np.ndarray), **settings))
         if method != "__call__" or ufunc not in self.functions:
@@ -172,7 +173,10 @@ class Arithmetic:
         return result if isinstance(result, Number) else self.number(result, self.scale if ufunc is np.add else 1)
 
     def require(self, what: str, value: Array, least: float, most: float, *, with_fewer_bits: bool = False) -> None:
-        """Raise OutOfRangeError unless all numbers are within the limits over `margin` (`least` only if negative)."""
+        """Raise OutOfRangeError unless all numbers are from `least` to `most`.
+
+        Both limits are first divided by `margin`, except for a `least` that is not negative. what: name of the numbers.
+        """
         low, high = (float(limit) for limit in (np.min(value.view(np.ndarray)), np.max(value.view(np.ndarray))))
         least, most = least / self.margin if least < 0 else least, most / self.margin
         if not (least <= low and high <= most):
@@ -182,11 +186,11 @@ class Arithmetic:
             )
 
     def product(self, value: Array) -> Array:
-        """Return truncated products; raise OutOfRangeError if one overflows, or count how many may be wrong."""
+        """Return truncated products; raise OutOfRangeError if one overflows (SPU), or add to `wrong` (CrypTen)."""
         raise NotImplementedError
 
     def may_fail(self, expected: float) -> None:
-        """Add `expected` to the expected number of wrong results of the op that runs."""
+        """Add `expected` to the entry of `wrong` for the op that runs."""
         self.wrong[self.op] = self.wrong.get(self.op, 0.0) + expected
 
     def embed(self, op: ops.TokenEmbedding, library: Any, weights: Weights, tokens: Array) -> Array:
@@ -218,8 +222,8 @@ class SpuArithmetic(Arithmetic):
     """
 
     LOWEST_EXPONENT = -480.0  # (1 + x / 256)^256 is 0 there, and 0.37 at -511
-    LOWEST_LOGIT = -240.0  # exp(256) = 2^256 is 0 in the ring, which makes the logistic function 1
-    FEWEST_UNITS = 5.0  # of the argument of an inverse root, which is off by a tenth if one more is drawn
+    LOWEST_LOGIT = -240.0  # at -256 the engine's exp(-x) = 2^256 is 0 in the ring, so the logistic function is 1
+    FEWEST_UNITS = 5.0  # an inverse root of fewer units is off by a tenth or more if rounding adds a unit
 
     def __init__(self, setting: EngineSetting, **of: Any) -> None:
         super().__init__(setting, **of)
@@ -231,7 +235,11 @@ class SpuArithmetic(Arithmetic):
 
     def encoded(self, node: Node, value: Array) -> Array:
         """Return a weight as the engine encodes it, which cuts off the digits after the last bit."""
-        return super().encoded(node, np.trunc(value / self.unit) * self.unit)
+        cut = value / self.unit
+        np.trunc(cut, out=cut)
+        cut *= self.unit
+        self.require("weights", cut, -self.most, self.most)
+        return self.number(cut)
 
     def is_exact(self, factor: float) -> bool:
         """Return whether a factor is so small that the engine first enlarges it by a power of two."""
@@ -263,7 +271,7 @@ class SpuArithmetic(Arithmetic):
         return self.number(self.inverse(np.sqrt(source.view(np.ndarray))))
 
     def mean_square(self, source: Array) -> Array:
-        """Return mean squares, and note in `doubt` how likely each is a unit too large or too small."""
+        """Return mean squares; set `doubt` to the probability that of two random roundings the first is smaller."""
         share = np.square(source.view(np.ndarray)).mean(axis=-1, keepdims=True) / self.unit % 1
         self.doubt = share * (1 - share)
         return np.square(source).sum(axis=-1, keepdims=True) * (1 / source.shape[-1])
@@ -293,14 +301,15 @@ class CryptenArithmetic(Arithmetic):
     """The fixed point of CrypTen 0.4.1 with the functions of `engine.crypten_arrays`.
 
     Each party truncates its share of a product by itself, so that with f fraction bits a result x is wrong by
-    2^(64 - 2f) with probability |x| / 2^(64 - 2f), which ruins the answer. Sums of squares are divided exactly, but
-    must be below 2^(63 - 2f). Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
+    2^(64 - 2f) with probability |x| / 2^(64 - 2f), which ruins the answer. Sums of squares are divided without this
+    error, but must be below 2^(63 - 2f).
+    Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
     """
 
     EXPONENTS = (-240.0, 15.0)  # of (1 + u + u^2 / 2)^128 with u = x / 128, which is 1 again at -256
-    LOGITS = 240.0
-    INVERTED = (2.0**-12, 2.0**17)  # well within those of `reciprocal` and `inverse_root`
-    MOST_OF_ERF = 1.5  # where its Taylor series of 8 terms is off by 0.003; by 0.24 at 2
+    LOGITS = 240.0  # largest magnitude of the argument of a logistic function
+    INVERTED = (2.0**-12, 2.0**17)  # within the ranges of `crypten_arrays.reciprocal` and `inverse_root`
+    MOST_OF_ERF = 1.5  # there, the Taylor series of erf with 8 terms is off by 0.003; at 2, by 0.24
 
     def evaluate(self, node: Node, operands: Weights, *inputs: Array) -> Array:
         # each token of an answer takes just one row of the logits, so only one row per sequence counts
@@ -323,7 +332,7 @@ class CryptenArithmetic(Arithmetic):
         return bool(factor) and abs((divisor := 1 / factor) - round(divisor)) < 1e-9
 
     def truncates(self, total: float) -> None:
-        """Add the expected number of wrong truncations of numbers whose magnitudes sum to `total`."""
+        """Add to `wrong` the expected number of wrong truncations of numbers whose magnitudes sum to `total`."""
         self.may_fail(total * self.share)
 
     def product(self, value: Array) -> Array:
@@ -396,5 +405,5 @@ ARITHMETICS: dict[str, type[Arithmetic]] = {"spu": SpuArithmetic, "crypten": Cry
 
 
 def arithmetic_of(protocol: str, setting: EngineSetting, **of: Any) -> Arithmetic:
-    """Return the emulated fixed point of a protocol's engine; `of` are other arguments of `Arithmetic`."""
+    """Return the emulated fixed point of the engine of a protocol; `of` are further arguments of `Arithmetic`."""
     return ARITHMETICS[ENGINE_PROTOCOLS[protocol].engine](setting, **of)

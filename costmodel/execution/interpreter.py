@@ -1,4 +1,4 @@
-"""Run an `OpGraph` in plaintext, with the functions that engines run too, so that what is priced is what is computed.
+"""Run an `OpGraph` in plaintext, with the functions that engines run too, so that the priced ops compute the model.
 
 The functions of ops are in `execution.op_functions`; this module prepares their arrays. Everything that the client or
 the server computes in plaintext before an engine's run happens in `operands` and `inputs`.
@@ -22,7 +22,7 @@ from costmodel.ops import Node, Op, OpGraph, output_shapes
 
 
 def execute(graph: OpGraph, weights: Weights, tokens: Array | None, caches: Mapping[str, Array] | None = None) -> Array:
-    """Return logits (projected tokens x vocab), in plaintext and double precision; arguments and errors as `values`."""
+    """Return the logits (projected tokens x vocab) in double precision; arguments and errors are those of `values`."""
     return values(graph, weights, tokens, caches)[graph.nodes[-1].name]
 
 
@@ -35,15 +35,15 @@ def values(
 ) -> dict[str, Array]:
     """Return a graph's inputs and the outputs of all nodes by name, in plaintext and double precision.
 
-    weights: by `<node>.<suffix>`, as deployed (scores are divided by a temperature, and the weight of a linear is
-        out_features x in_features).
-    tokens: as many integers as the graph was made for; for several sequences, all first tokens, then all second tokens,
-        in the order of the rows of logits; None if the graph reads no tokens.
+    weights: by `<node>.<suffix>`, as in the model's state dict: scores are divided by a temperature, and the weight of
+        a linear is out_features x in_features.
+    tokens: ids, as many as the graph was made for; for several sequences, all first tokens, then all second tokens, and
+        so on, which is also the order of the rows of logits; None if the graph reads no tokens.
     caches: the graph's other inputs by name; None if it has none.
     observe: called with every node, its operands and its inputs, before the node is computed; None to call nothing.
 
-    Raise UserError for a weight or cache that is missing or of another shape, tokens of another length or outside the
-    vocabulary, an op without a function, or an op of a traced model that reads a part of a value that no op selects.
+    Raise UserError for a weight or cache that is missing or of another shape, tokens of another number or outside the
+    vocabulary, an op without a function, or an op of a traced model whose inputs have other shapes than it takes.
     """
     library, shapes = numpy_library(), output_shapes(graph)
     known = inputs(graph, tokens, caches)
@@ -101,7 +101,7 @@ def encoded(graph: OpGraph, tokens: Array) -> Array:
 
 
 def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
-    """Return, for each weight of a graph's model by name, the op that reads most of it, and its suffix there."""
+    """Return, by name of each weight that a graph reads, the op with the largest shape for it, and the suffix there."""
     readers: dict[str, tuple[Op, str]] = {}
     for node in graph:
         for suffix, shape in node.op.weight_shapes.items():
@@ -112,7 +112,7 @@ def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
 
 
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
-    """Return a node's weights by suffix, as its function takes them: sliced, scaled, transposed or inverted.
+    """Return a node's weights by suffix, as the function of its op takes them: sliced, scaled, transposed or inverted.
 
     Raise UserError if a weight is missing or has another shape.
     """
@@ -123,7 +123,7 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
             raise UserError(f"`weights` must hold {name!r} of shape {shape}, but it is missing.")
         value = np.asarray(weights[name], dtype=np.float64)
         axis, entries = op.read or (0, None)
-        if op.has_longer_table and value.ndim == len(shape):  # rows beyond the op's tokens are not read
+        if op.has_longer_table and value.ndim == len(shape):  # positions beyond the op's tokens are not read
             value = value.take(range(min(shape[axis], value.shape[axis])), axis)
         if value.shape != shape:
             raise UserError(f"weight {name!r} must have the shape {shape}, but has {value.shape}.")
@@ -135,7 +135,7 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
 
 
 def load_weights(path: Path, graph: OpGraph) -> dict[str, Array]:
-    """Return the tensors of a safetensors file by name, `<node>.<suffix>`, without those that no node reads.
+    """Return the tensors of a safetensors file that the graph reads, by name, `<node>.<suffix>`.
 
     Raise UserError if the file cannot be read, or a weight is missing, has another shape or is not finite.
     """

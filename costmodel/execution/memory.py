@@ -2,11 +2,11 @@
 
     peak = sum over features of coefficient x bytes
 
-`features` counts the bytes. The coefficients are fitted (`MemoryTestbed`): the process's memory per byte of each
-feature, and without any. The counts of shares are exact. Besides shares, an op has temporaries, each a few times as
-large as its operands: levels of a comparison, in proportion to the outputs that are alive; masked and opened factors of
-a matrix product; under cheetah its blocks, encoded for encryption, and their encrypted results. Memory that an op frees
-stays with the process for the next op, so features add up.
+`features` counts the bytes. The coefficients are fitted (`MemoryTestbed`): the memory of a process per byte of each
+feature, and that of a process without a model. The counts of shares are exact. Besides shares, an op has temporaries,
+each a few times as large as its operands: levels of a comparison, in proportion to the outputs in memory; masked and
+opened factors of a matrix product; under cheetah the blocks of a product, encoded for encryption, and their encrypted
+results. Memory that an op frees stays with the process for the next op, so features add up.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,10 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryFit:
-    """Fitted memory of a process: bytes per byte of each feature; for the feature `process`, bytes.
+    """Fitted peak memory of a process.
 
-    worst_error: greatest relative error on a model of the fit. held_out_error: the same on a model left out of the fit.
+    coefficients: bytes per byte of each feature; for the feature `process`, bytes. worst_error: greatest relative error
+        on a model of the fit. held_out_error: greatest relative error on a model that was left out of the fit.
     """
 
     coefficients: dict[str, float]
@@ -44,9 +45,9 @@ class MemoryFit:
 class MemoryTestbed:
     """Fitted peak memory of processes that ran whole models, with one process per party.
 
-    client: the first party, which also shares the inputs and, under SPU, compiles the ops. party: the largest of the
-        other processes, including the dealer of crypten. greatest: largest value of each feature, in bytes, in any
-        fitted model. num_points: number of these models.
+    client: fit of rank 0, which also shares the inputs and, under SPU, compiles the ops. party: fit of the largest of
+        the other processes, including the dealer of crypten. greatest: largest value of each feature, in bytes, in any
+        fitted model. num_points: number of fitted models.
     """
 
     protocol: str
@@ -77,13 +78,13 @@ class PeakMemory:
 
 
 def load_memory(protocol: str) -> MemoryTestbed:
-    """Return the committed testbed of a protocol. Raise UserError, naming the file, if it cannot be read."""
+    """Return the package's memory testbed of a protocol. Raise UserError, naming the file, if it cannot be read."""
     path = TESTBEDS / f"memory-{protocol}.yaml"
     return load_file(MemoryTestbed, path)
 
 
 def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:
-    """Return predicted peaks; None for kept masks, several threads, another ring or a GPU, which are not measured."""
+    """Return predicted peaks; None for kept masks, several threads, a GPU or another ring, which were not measured."""
     is_measured = setting.weight_masks == "fresh" and setting.threads == 1 and setting.device == "cpu"
     if not is_measured or setting.ring_bits != testbed.ring_bits:
         return None
@@ -103,7 +104,10 @@ def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) 
 
 
 def last_readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Return, by node, the outputs that it is the last to read (or its own, if unread), without the graph's result."""
+    """Return, by name of each node, the outputs that can be dropped after it, because no later node reads them.
+
+    An output that no node reads can be dropped after its own node; the output of the last node is never dropped.
+    """
     last = {name: node.name for node in nodes for name in node.inputs}
     spent: dict[str, list[str]] = {node.name: [] for node in nodes}
     for node in nodes[:-1]:
@@ -112,7 +116,7 @@ def last_readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
 
 
 def alive_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[int, ...]:
-    """Return, for each op in order, one party's bytes of the outputs that exist while it runs, its own included."""
+    """Return, for each op in order, the bytes of one party's shares of the outputs in memory, the op's own included."""
     spent, total = last_readers(graph.nodes), 0
     share_bytes = _share_bytes(protocol, setting)
     sizes = {name: share_bytes * prod(shape) for name, shape in output_shapes(graph).items()}
@@ -125,10 +129,10 @@ def alive_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[
 
 
 def held_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> int:
-    """Return one party's bytes of shares of all weights and inputs.
+    """Return the bytes of one party's shares of all weights and inputs.
 
-    A weight that several ops read, such as blocks of the vocabulary, counts for each op as much as the op reads.
-    Weights of the server count too: the engine shares them when an op reads them, and the process keeps that memory.
+    A weight that several ops read, such as the table of a vocabulary in blocks, counts for each op as much as the op
+    reads. Weights of the server count too: the engine shares them when an op reads them, and does not free that memory.
     """
     total, share_bytes = 0, _share_bytes(protocol, setting)
     for node in graph:
@@ -147,8 +151,8 @@ def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feat
 
     process: 1, for the process itself. held: see `held_bytes`. alive: the maximum of `alive_bytes`. matrix: shares of
     both factors and the result of the largest tile of a matrix product. blocks, results (0 except under cheetah): the
-    most blocks of a product that are encoded at once, a word per coefficient, and the most ciphertexts that the blocks
-    add up to before packing, two ring elements each.
+    blocks that a product encodes at once, a ring element each, and the ciphertexts to which the blocks add up before
+    packing, two ring elements each; both for the product with the largest number.
     """
     num_bytes: dict[Feature, int] = {
         "process": 1,

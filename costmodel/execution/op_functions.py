@@ -16,7 +16,7 @@ from costmodel.errors import UserError
 from costmodel.ops import Op
 from costmodel.ops.rotary import rotary_rates
 
-Array: TypeAlias = Any  # numpy.ndarray, or what the array library traces
+Array: TypeAlias = Any  # numpy.ndarray, or an array of the library, such as one that jax traces
 Weights: TypeAlias = Mapping[str, Array]
 
 LAYERNORM_EPSILON = 1e-5  # Radford et al. 2019, GPT-2, and torch's default
@@ -27,14 +27,14 @@ GELU_TANH_CUBIC = 0.044715  # Hendrycks and Gimpel 2016, arXiv 1606.08415, secti
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Library:
-    """The array functions that ops need: `numpy` or a module like it, and functions that numpy lacks."""
+    """The array functions that ops need: `numpy` or a module with its interface, and functions that numpy lacks."""
 
     numpy: Any
     erf: Callable[[Array], Array]
     rsqrt: Callable[[Array], Array]
 
     def mean_square(self, source: Array) -> Array:
-        """Return the mean square over the last dimension, which is kept with length 1."""
+        """Return the mean square over the last dimension, which then has length 1."""
         return self.numpy.square(source).sum(axis=-1, keepdims=True) * (1 / source.shape[-1])
 
 
@@ -46,7 +46,7 @@ def numpy_library() -> Library:
 
 
 def evaluate(op: Op, library: Library, weights: Weights, *inputs: Array) -> Array:
-    """Return an op's output, given weights (by suffix) and inputs. Raise UserError for an op without a function."""
+    """Return an op's output, given its weights by suffix, and its inputs. Raise UserError if it has no function."""
     if type(op) not in FUNCTIONS:
         raise UserError(f"no function runs {type(op).__name__}; add one to FUNCTIONS.")
     return FUNCTIONS[type(op)](op, library, weights, *inputs)

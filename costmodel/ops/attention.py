@@ -37,7 +37,8 @@ class Rotary(Op):
 
     past_len: number of earlier tokens of each sequence, and thus the position of its first row.
     key_heads: number of key heads, and of the value heads behind them; None for as many as query heads.
-    base, scaling: pair f of a head turns by position x base^(-2 f / rotary_dim) radians, or by less with a `scaling`.
+    base, scaling: features f and f + rotary_dim / 2 of a head turn together by position x base^(-2 f / rotary_dim)
+        radians, or by less with a `scaling`.
     If heads are wider than `rotary_dim`, the output is wider than `output_shape`; the function `output_shapes` returns
     its real shape.
 
@@ -67,7 +68,7 @@ class Rotary(Op):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatHeads(Op):
-    """Copy each key and value head for all query heads that share it (local); queries are passed on.
+    """Repeat each key and value head for all query heads that share it (local); the queries are not changed.
 
     Source: Ainslie et al. 2023, grouped-query attention, https://arxiv.org/abs/2305.13245, section 2.2.
     """
@@ -99,7 +100,7 @@ class KeyValueCache(Op):
 
     past_len, rows: tokens of all sequences together. If `past_len` is 0, the new tokens are the only input.
     features: features of one token's keys and values together, or of its keys or values alone. If the new tokens' input
-        is wider, such as packed queries, keys and values, only its last `features` columns are kept.
+        is wider, such as packed queries, keys and values, only its last `features` columns are used.
     """
 
     batched = ("past_len", "rows")
@@ -120,7 +121,7 @@ class KeyValueCache(Op):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionScores(OnScores):
-    """Per head, `queries x head_dim` times `head_dim x keys`, times a public factor if `scaled`.
+    """The scores: per head, queries (`queries x head_dim`) times keys transposed, times a public factor if `scaled`.
 
     factor: the public factor; None for 1/sqrt(head_dim). causal: whether a query's scores for later keys are unused.
     The queries are those of the last tokens. If they are fewer than the keys, the keys are read from a second input,
@@ -196,7 +197,7 @@ class Softmax(OnScores):
     form: `exact`; `2quad`, (x + 5)^2 over its row sum; `power8`, x^8 over its row sum, by three squarings, after a
         `ScoreBound`; `relu`, max(x, 0) over 2^-10 plus its row sum; `bounded`, exp(x) over its row sum, which equals
         `exact` if a `ScoreBound` has made the scores small enough for exp. The mask is public in every form, and masked
-        scores add nothing to a sum. With `power8`, a row that sees one key attends to it alone.
+        scores add nothing to a sum. With `power8`, a row that sees one key gives it the weight 1.
     causal: whether a query sees no later key; otherwise it sees all keys.
 
     Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452 (2Quad, and 2ReLU as a baseline); Zimerman et
@@ -212,7 +213,7 @@ class Softmax(OnScores):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapedAttention(OnScores):
-    """`a*I + b*A - c*C` per head, with A the input, I the identity and C uniform causal attention.
+    """`a*I + b*A - c*C` per head: A are attention weights (the input), I is the identity, C uniform causal attention.
 
     a, b and c are learned, public scalars. In fixed point b*A costs a truncation, which some protocols do locally.
 
@@ -230,7 +231,7 @@ class ShapedAttention(OnScores):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionMix(OnScores):
-    """Per head, attention `queries x keys` times values `keys x head_dim`."""
+    """Per head, attention weights (`queries x keys`) times values (`keys x head_dim`), as `rows x features`."""
 
     label = "attention products"
     is_product = True

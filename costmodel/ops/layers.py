@@ -48,7 +48,7 @@ class PositionEmbedding(OnRows):
     """Add to each token (`rows x features`) the learned vector of its position.
 
     past_len: earlier tokens of each sequence. rows: new tokens of all `sequences`, interleaved: all first ones, then
-        all second ones. Local, unless the server alone holds the weight, which it then shares first.
+        all second ones. The sum is local; a server that holds the weight shares it first.
     """
 
     label = "embedding"
@@ -127,9 +127,9 @@ class RmsNorm(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenNorm(OnRows):
-    """A norm whose deviation is a constant: `gain * (x - mean(x)) + bias`, or `gain * x` if it is not centred.
+    """A norm with a constant standard deviation: `gain * (x - mean(x)) + bias`, or `gain * x` if it is not centred.
 
-    It is linear, so folding removes it. The gain includes the constant 1/sigma. `work` does not depend on `centred`.
+    It is linear, so folding removes it. The gain includes 1 / the constant. `work` does not depend on `centred`.
 
     Source: Baroni et al. 2025, "Transformers Don't Need LayerNorm at Inference Time", https://arxiv.org/abs/2507.02559.
     """
@@ -185,7 +185,7 @@ class Relu(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeakyRelu(OnRows):
-    """Leaky ReLU of every element with one learned slope for all negative ones."""
+    """Leaky ReLU of every element, with one learned slope for all negative elements."""
 
     label = "leaky ReLU"
     weights = "hidden"
@@ -267,7 +267,7 @@ class ScaledAdd(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakeRows(OnRows):
-    """The rows `first` to `first + taken` of `rows x features` (local)."""
+    """The rows from `first` to `first + taken - 1` of `rows x features` (local)."""
 
     output_dims = ("taken", "features")
     batched = ("rows", "taken", "first")
@@ -280,7 +280,7 @@ class TakeRows(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakeColumns(OnRows):
-    """The columns `first` to `first + taken` of `rows x features`, such as the gate of a packed linear (local)."""
+    """The columns from `first` to `first + taken - 1` of `rows x features`, such as a packed linear's gate (local)."""
 
     output_dims = ("rows", "taken")
     is_local = True
@@ -291,7 +291,7 @@ class TakeColumns(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinRows(OnRows):
-    """Concatenates blocks of `part` rows each (the last may be smaller) to `rows x features` (local)."""
+    """Concatenate blocks of `part` rows each (the last may be smaller) to `rows x features` (local)."""
 
     batched = ("rows", "part")
     is_rowwise = False
@@ -306,7 +306,7 @@ class JoinRows(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinColumns(OnRows):
-    """Concatenates blocks of `part` columns each (the last may be smaller) to `rows x features` (local)."""
+    """Concatenate blocks of `part` columns each (the last may be smaller) to `rows x features` (local)."""
 
     is_rowwise = False
     is_local = True

@@ -26,7 +26,7 @@ class Op:
     transposed: weights that are transposed before a run, because an engine that keeps a weight's mask keeps the mask of
         an array, not of a view. inverted: weights that their owner inverts before a run, because a division costs more
         than a product.
-    has_longer_table: whether its weight is learned for the whole context and may be longer than what `read` needs.
+    has_longer_table: whether the model's weight, for its whole context, may be longer than `weight_shapes` states.
     weight_std: standard deviation of a weight matrix in random models, times the square root of its columns if it is
         `transposed`; None for weights drawn about 1, such as gains.
     output_dims, input_dims: names of the fields that give the shape of its output and of each of its `num_inputs`
@@ -75,20 +75,20 @@ class Op:
 
     @property
     def weight_shapes(self) -> dict[str, Shape]:
-        """The shapes of its weights by suffix to the node's name; a longer table counts only as far as it is needed."""
+        """The shapes of its weights by suffix to the node's name; if `has_longer_table`, as long as the op needs."""
         return {}
 
     @property
     def read(self) -> tuple[int, range] | None:
-        """The axis along which it reads only part of its weight, and the indices of that part; None if it reads all."""
+        """The axis along which the op reads a part of its weight, and the indices of the part; None if it reads all."""
         return None
 
     @property
     def work(self) -> dict[str, int]:
-        """The amounts of work, by unit, that determine its seconds: `elements`, and `rows` if it works on rows.
+        """The amounts of work, by unit, that determine its seconds: `elements`, and `rows` if `works_on_rows`.
 
-        Elements are those of the output or, if larger, of the first input. Some ops count otherwise or in other units.
-        Empty for a matrix product, whose work depends on the protocol.
+        `elements` is the number of elements of the output or, if larger, of the first input. Some ops count elements
+        differently, or other units. A matrix product has none here, since its work depends on the protocol.
         """
         if self.is_product:
             return {}
@@ -103,7 +103,7 @@ class Op:
         return replace(self, **values)
 
     def in_batch(self, batch: int) -> Self:
-        """Return the op for `batch` sequences at once."""
+        """Return the op for `batch` times as many sequences at once."""
         names = (*self.batched, *(["sequences"] if hasattr(self, "sequences") else []))
         return replace(self, **{name: getattr(self, name) * batch for name in names})
 
@@ -131,7 +131,7 @@ class OnScores(Op):
     keys: int
 
 
-USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # values that `shape` leaves out
+USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # fields that `shape` omits at these values
 
 
 def shape(op: Op) -> dict[str, int]:
@@ -162,7 +162,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """A secret that a graph reads beside its tokens, such as the keys and values of earlier tokens."""
+    """A secret array that a graph reads beside its tokens, such as the keys and values of earlier tokens."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Rotary positions: how fast each pair of a head's features turns with the position."""
+"""Rotary positions: the angle by which each pair of a head's features turns from one position to the next."""
 
 import math
 from dataclasses import dataclass
@@ -36,6 +36,8 @@ class RotaryScaling:
 
 def rotary_rates(rotary_dim: int, base: float, scaling: RotaryScaling | None = None) -> list[float]:
     """Return the radians by which each pair f turns per position: base^(-2 f / rotary_dim), or less with a `scaling`.
+
+    Pair f, from 0 to rotary_dim / 2 - 1, has features f and f + rotary_dim / 2 of a head.
 
     Source: Su et al. 2021, arXiv 2104.09864, equation 15.
     """

@@ -19,7 +19,7 @@ from search_spaces.lower import lower
 from search_spaces.notation import Member, name_of
 from search_spaces.resolve import call_factory, is_checkpoint_name, is_factory, is_notation, resolve
 
-# a notation, the path of a .yaml file, an export or a checkpoint, `module:factory`, or the model itself
+# a notation, the path of a .yaml file, export or checkpoint, a checkpoint's name, `module:factory`, or the model itself
 Model: TypeAlias = str | os.PathLike[str] | Architecture | OpGraph | Module
 T = TypeVar("T", Dimensions, Deployment)
 GRAPH = "op graph"  # name of an op graph in output
@@ -46,10 +46,11 @@ class ModelOptions(Deployment, Dimensions):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A model that a user asked for, with its name in output, the base of a notation, and its deployment.
+    """A model that a user asked for, and how it is run.
 
-    `architecture` is None for an op graph that was passed or traced from a torch module; `how` says how the op graph of
-    a checkpoint is made. `whole` returns the op graph for a given number of prompt tokens, before deployment.
+    name: its name in output. base: the base model of a notation, None for other models. seq_len: tokens of the prompt.
+    architecture: None for an op graph that was passed or traced from a torch module. how: how the op graph of a
+    checkpoint is made, empty for other models. whole: returns the graph of a number of prompt tokens, before `deploy`.
     """
 
     name: str
@@ -62,7 +63,7 @@ class ModelSpec:
 
     @cached_property
     def graph(self) -> OpGraph:
-        """The op graph of the prompt as it is run; a UserError is raised if the model cannot be run in this way."""
+        """The op graph of the prompt after `deploy`; a UserError is raised if the model cannot be run in this way."""
         return deploy(self.whole(self.seq_len), self.deployment)
 
     @property
@@ -78,12 +79,12 @@ class ModelSpec:
 
     @property
     def whose(self) -> str:
-        """The layers that are public or computed by the client, as printed after the parties that you must trust."""
+        """Text on the layers that are public or computed by the client; empty if there are none."""
         return shown(self.deployment.public_layers, self.deployment.client_layers)
 
     @property
     def folded(self) -> "ModelSpec | None":
-        """The folded model; None without architecture, or if folding renumbers layers that the deployment names."""
+        """The folded model; None without `architecture`, or if folding renumbers layers that the deployment names."""
         if self.architecture is None:
             return None
         left = deployed(self.architecture)
@@ -94,9 +95,9 @@ class ModelSpec:
 
     @property
     def answering(self) -> "ModelSpec":
-        """The same model with only the logits of the last prompt token, which are enough to generate new tokens.
+        """The same model, run for only the logits of the last prompt token, which are enough to generate new tokens.
 
-        A UserError is raised for phase decode, which reads no prompt.
+        A UserError is raised for phase decode, which does not read the whole prompt.
         """
         if self.deployment.phase == "decode":
             raise UserError(NOT_DECODED)
@@ -105,7 +106,8 @@ class ModelSpec:
     def runs(self, new_tokens: int | None) -> list[OpGraph]:
         """Return the op graph of each run: one per new token, or a single one if `new_tokens` is None.
 
-        A UserError is raised if `new_tokens` is below 1, or it and the prompt do not fit the context.
+        A UserError is raised if `new_tokens` is below 1, the tokens do not fit the context, or the model cannot be run
+        in this way.
         """
         if new_tokens is None:
             return [self.graph]
@@ -119,7 +121,7 @@ class ModelSpec:
 
 
 def resolve_model(model: Model, options: ModelOptions = ModelOptions()) -> ModelSpec:
-    """Return the model that a name or object and its options describe.
+    """Return the `ModelSpec` of a model, given by name or as an object, with its options.
 
     Args:
         model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder, a

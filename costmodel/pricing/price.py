@@ -34,11 +34,11 @@ WIDER = "these ops are so many times larger than any that was measured, so the r
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DealtKeys:
-    """A dealer's keys for one run.
+    """A dealer's keys for one run or, with new tokens, for all their runs together.
 
     party_bytes: Bytes that each party stores until the run.
-    sent_bytes: Bytes that the dealer sends to all parties.
-    network_s: Seconds to send them, over a link to each party as fast as the parties' own; not in any latency.
+    sent_bytes: Bytes that the dealer sends to all parties together.
+    network_s: Seconds to send the keys, over a link to each party as fast as the parties' link; no latency includes it.
     """
 
     party_bytes: float
@@ -50,8 +50,8 @@ class DealtKeys:
 class PricedModel:
     """A model with its costs for one token, or for all `new_tokens` together; sent bytes are summed over parties.
 
-    `pricer` combines protocol, network and testbed. Costs are computed when first used; a UserError is then raised if
-    the protocol has no formula for an op.
+    `asked` is the model, not folded; `pricer` combines protocol, network and testbed. Costs are computed when first
+    used; a UserError is then raised if the protocol has no formula for an op.
     """
 
     asked: ModelSpec
@@ -65,7 +65,7 @@ class PricedModel:
 
     @cached_property
     def generation(self) -> Generation:
-        """The costs of all runs together, and by token."""
+        """The costs of all runs together (`whole`), and the cost of each token (`by_token`)."""
         if self.new_tokens is not None:
             return estimate_generation(self.runs, self.pricer)
         whole = estimate(self.graph, self.pricer)
@@ -78,7 +78,7 @@ class PricedModel:
 
     @property
     def graph(self) -> OpGraph:
-        """The op graph of the prompt, as it is run."""
+        """The op graph of the prompt, rewritten for the deployment."""
         return self.asked.graph
 
     @property
@@ -96,7 +96,7 @@ class PricedModel:
 
     @cached_property
     def memory(self) -> PeakMemory | None:
-        """Peak memory of a party in the first or the last run, whichever is larger; None if it was not measured."""
+        """Predicted peak memory of the first or the last run, whichever is larger; None if this was not measured."""
         if not isinstance(self.pricer, Derived):
             return None
         testbed = load_memory(self.pricer.protocol)
@@ -105,7 +105,7 @@ class PricedModel:
 
     @property
     def total(self) -> Price:
-        """The cost of the whole model, to which those of `to_records` sum."""
+        """The cost of the whole model, which is the sum of the costs in `to_records`."""
         return self.estimate.total
 
     @property
@@ -125,7 +125,7 @@ class PricedModel:
 
     @property
     def rounds(self) -> float | None:
-        """Waits for a message on the critical path; None if the protocol does not state them."""
+        """Number of waits for a message on the critical path; None if it is not known for the protocol."""
         return self.total.rounds
 
     @property
@@ -146,7 +146,7 @@ class PricedModel:
 
     @cached_property
     def deployed(self) -> "PricedModel | None":
-        """The folded model, priced likewise; None without architecture, or if folding renumbers layers you named."""
+        """The folded model under the same pricer; None if `asked.folded` is None, such as for a torch module."""
         return None if (folded := self.asked.folded) is None else replace(self, asked=folded)
 
     @cached_property
@@ -158,7 +158,7 @@ class PricedModel:
 
     @cached_property
     def savings(self) -> tuple[Saving, ...]:
-        """Flags that make the model cheaper with the same function, each with those before it; costs per new token."""
+        """Flags that lower the cost but keep the function; each cost is per new token, with all earlier flags too."""
         return savings(
             self.asked.whole,
             self.pricer,
@@ -170,7 +170,7 @@ class PricedModel:
 
     @property
     def keys(self) -> DealtKeys | None:
-        """The dealer's keys; None if no dealer sends any, or they are not counted."""
+        """The dealer's keys; None if the protocol has no such keys."""
         if self.total.key_bytes is None or not isinstance(self.pricer, ByFormula):
             return None
         key_bytes = self.total.key_bytes
@@ -183,9 +183,9 @@ class PricedModel:
     def to_dict(self, *, egress_price: float | None = None) -> dict[str, Any]:
         """Return the JSON document of `python -m costmodel estimate --format json`.
 
-        Numbers are in SI units; every key is always present, and null if it is not known. `by_layer` and `by_op` sum to
-        `total` key by key; all three are of the unfolded model and all tokens together. `egress_price` is the price of
-        each GB (1e9 bytes) sent.
+        Numbers are in SI units; every key is always present, with null for a value that is not known. `by_layer` and
+        `by_op` sum to `total` key by key; all three are of the unfolded model and all tokens together. `egress_price`
+        is the price of a GB (1e9 bytes) sent, in any currency; if it is None, `egress` is null.
         """
         left = self.deployed and self.deployed.asked.architecture
         gigabytes = self.sent_bytes / BYTES["GB"]
@@ -220,10 +220,10 @@ class PricedModel:
         return [node.op for node, _ in self.estimate.by_op]
 
     def to_records(self) -> list[dict[str, Any]]:
-        """Return one record per op, or per new token, with the keys of `--format csv`; costs sum to the total.
+        """Return one record per op or, with `new_tokens`, per new token; keys are those of `--format csv`.
 
-        `held_bytes` of an op is the bytes of shares that a party stores while the op runs; None if no engine runs the
-        protocol.
+        The costs of all records sum to `total`. `held_bytes` of an op is the bytes of shares that a party stores while
+        the op runs; None if no engine runs the protocol.
         """
         if self.tokens is not None:
             return estimates.token_records(self.tokens)
@@ -246,7 +246,7 @@ class PricedModel:
         return pandas.DataFrame(self.to_records())
 
     def summary(self, *, egress_price: float | None = None) -> list[str]:
-        """Return the lines that `estimate` prints above its tables; `egress_price` is as for `to_dict`."""
+        """Return the lines that `estimate` prints above its tables. egress_price: price of a GB sent, or None."""
         priced, tokens = self.estimate, self.tokens
         on_network = f" on {priced.network}" if priced.network else ""
         asked = estimates.unusual(self._ops, self.setting, asdict(self.asked.deployment))
@@ -294,7 +294,7 @@ class PricedModel:
         return [line for line in lines if line]
 
     def tables(self) -> list[Table]:
-        """Return the tables that `estimate` prints: new tokens, alternatives to the dealer, layers and types of op."""
+        """Return the tables that `estimate` prints: new tokens, alternatives to a dealer, layers, and types of op."""
         by_token = [] if self.tokens is None else [estimates.tokens_table(self.tokens)]
         made = [estimates.made_table(self.without_dealer)] if self.without_dealer else []
         return [*by_token, *made, *estimates.estimate_tables(self.estimate)]
@@ -332,8 +332,8 @@ class PricingOptions:
         rtt: round-trip time of the link instead of the network's, such as 4ms.
         testbed: a .yaml file of compute seconds from `calibrate`, instead of the committed one; under ckks also a card.
         weights: secret-shared (the default), or held by the server alone.
-        weight_masks: under semi2k, masks that are fresh in every run, or kept (reused) from an earlier one, as for
-            every token after the first; with new tokens, the first run makes them.
+        weight_masks: under semi2k, masks of weights that are fresh in every run (the default), or kept (reused) from an
+            earlier run; with new tokens, the first run makes the masks that later runs reuse.
         threads: threads of each party, for a testbed measured with as many (default 1).
         ring_bits: bits of a number (default 64; sigma 50). A testbed is for one ring, except under sigma.
         fraction_bits: fractional bits of a number (default 18; sigma 12; crypten 16).
@@ -360,7 +360,7 @@ class PricingOptions:
 
     @property
     def setting(self) -> Setting | None:
-        """The setting of numbers and weights; None if no option sets it. A UserError is raised if unsupported."""
+        """The protocol's setting; None if no option sets it. A UserError is raised for an unsupported option."""
         names = ("weights", "weight_masks", "threads", "ring_bits", "fraction_bits")
         return setting_of(self.protocol, **{name: getattr(self, name) for name in names})
 

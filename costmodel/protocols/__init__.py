@@ -48,7 +48,7 @@ TRUST: dict[str, Trust] = {
     "sigma": sigma.TRUST,
     "ckks": ckks.TRUST,
 }
-# protocol -> the class of its settings; those of `published` and `ckks` are fixed by their data, so they have none
+# protocol -> the class of its settings; `published` and `ckks` are absent, because they have no setting to choose
 SETTINGS: dict[str, type[Setting]] = {
     **{name: protocol.setting for name, protocol in ENGINE_PROTOCOLS.items()},
     "sigma": SigmaSetting,
@@ -61,11 +61,12 @@ def load_pricer(
     testbed: str | os.PathLike[str] | None = None,
     setting: Setting | None = None,
 ) -> Pricer:
-    """Return the pricer of a protocol; None stands for the protocol's default network, testbed or setting.
+    """Return the `Pricer` of a protocol; None stands for the protocol's default network, testbed or setting.
 
-    protocol: one of `PROTOCOLS`, or `module:Class`, an importable subclass of `ByFormula`. network: a preset, the path
-    of a .yaml file, or a Network. testbed: a path, or a card of `ckks`. setting: an instance of `SETTINGS[protocol]`.
-    A UserError is raised for an unknown protocol, or a network, testbed or setting that the protocol cannot use.
+    protocol: one of `PROTOCOLS`, or `module:Class`, an importable subclass of `ByFormula`. network: a key of `NETWORKS`
+    (`costmodel.network`), the path of a .yaml file, or a Network. testbed: the path of a .yaml file or, under `ckks`,
+    also a key of `ckks.CARDS`. setting: an instance of `SETTINGS[protocol]`. A UserError is raised for an unknown
+    protocol, or a network, testbed or setting that the protocol cannot use.
     """
     _check(protocol)
     kind = SETTINGS.get(protocol)
@@ -77,9 +78,10 @@ def load_pricer(
 
 
 def setting_of(protocol: str, **flags: Any) -> Setting | None:
-    """Return the setting of a protocol from the flags that are not None; None if all are, for the default setting.
+    """Return a protocol's setting with the flags that are not None as its fields; None if every flag is None.
 
-    A UserError is raised for an unknown protocol, or a flag or value that the protocol does not have.
+    None stands for the default setting. A UserError is raised for an unknown protocol, a flag that is no field of the
+    protocol's setting, or a value that the setting does not allow.
     """
     _check(protocol)
     given = {name: value for name, value in flags.items() if value is not None}

@@ -21,11 +21,11 @@ from costmodel.protocols.primitives import (
 )
 
 NUM_PARTIES = 3
-OBLIVIOUS_BITS = 8  # conversion.cc, B2ASelector: up to 8 bits by oblivious transfer, wider ones by an adder
+OBLIVIOUS_BITS = 8  # conversion.cc, B2ASelector: up to 8 bits by oblivious transfer (OT), more bits by an adder
 
 
 def comm(op: Op, setting: EngineSetting) -> Comm:
-    """Return the rounds, messages and bytes of one op; a UserError is raised as by `calls_of`."""
+    """Return the rounds, messages and bytes of one op; errors are those of `calls_of`."""
     return price_calls(calls_of(op, setting, share_bytes=2 * setting.ring_bits // 8), setting, PRICES)
 
 

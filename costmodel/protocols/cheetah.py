@@ -6,12 +6,12 @@ the cost of an op depends on the ops before it. `walk` prices ops in the order i
 prices one op by its share of the batches, so that costs add up.
 
 Rounds are counted by two clocks, one per party, since a party that need not wait runs ahead of the other: a message
-moves its receiver's clock to one after its sender's, at least. An op takes as many rounds as the later clock advances.
-Waiting for preprocessing is not included.
+moves the receiver's clock to at least one after the sender's. An op takes as many rounds as the later clock advances.
+Rounds do not include waiting for preprocessing.
 
 Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah (https://github.com/secretflow/spu), with one thread;
 Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207. Sizes of compressed ciphertexts and keys, and the cost of
-the first OTs, are measured: spu 0.9.5, ring of 64 bits, sums over both parties. They vary by 0.1 %.
+the first OTs, are measured: spu 0.9.5, ring of 64 bits, sums over both parties. These sizes vary by 0.1 %.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -47,14 +47,14 @@ MATRIX_SENT_BYTES = 185_043  # an encrypted block; measured on 64 x 256 x 256, 1
 MATRIX_ANSWER_BYTES = 254_289  # its answer, two ring elements; measured on the same products
 CACHED_ELEMENTS = 2 * DEGREE  # products of at least this many elements use no cached triples; arithmetic.cc, MulAA
 SQUARE_HALVED = DEGREE  # squares of at most this many elements are not cut in two; arithmetic.cc, SquareA
-DIGIT_BITS = 4  # nonlinear/compare_prot.h: compared by digits, each one OT of 16 messages
+DIGIT_BITS = 4  # nonlinear/compare_prot.h: numbers are compared digit by digit, each by one OT of 16 messages
 OT_GROUP = 8  # messages are packed in groups of 8; ot/yacl/ferret.cc, kOTBatchSize
 BLOCK_BITS = 128  # choices travel in blocks; yacl_ote_adapter.cc, recv_cot
 BUFFER_BYTES = 1024 * 1024  # ot/yacl/ferret.cc, SEND_BUFFER_SIZE
-ACKNOWLEDGED = 16  # ciphertexts are sent in groups of 16, one of which waits for its receipt; kCtAsyncParallel
+ACKNOWLEDGED = 16  # ciphertexts are sent in groups of 16; the sender waits for one receipt a group; kCtAsyncParallel
 
-# Made once a run, however little of it is used: keys, the first OTs, a batch of OTs per direction, and the unused rest
-# of a batch of triples, half a batch in expectation.
+# Made once a run, however little is used: keys, the first OTs, a batch of OTs per direction, and the unused rest of a
+# batch of triples, half a batch in expectation.
 ONCE = (PRODUCT_KEYS, MATRIX_KEYS, OT_START, *[ot_batches(1)] * 2, triple_batches(1 / 2))
 
 
@@ -66,10 +66,10 @@ def walk(ops: Iterable[Op], setting: EngineSetting) -> tuple[Comm, ...]:
 def comm(op: Op, setting: EngineSetting) -> Comm:
     """Return the cost of one op, independent of the ops before it, so that costs add up in any order.
 
-    Rounds are those of the op alone; in a sequence it may take one less. Online bytes equal those of `walk`. An op's
-    preprocessing is its share of the batches of OTs and triples, rounded to whole bytes. `TokenEmbedding`, which every
-    decoder has once, also includes everything that is made once a run. A UserError is raised for a ring that does not
-    have 64 bits, and as by `calls_of`.
+    Rounds are those of a run of only this op; after other ops it may take one round less. Online bytes equal those of
+    `walk`. An op's preprocessing is its share of the batches of OTs and triples, rounded to whole bytes. The cost of a
+    `TokenEmbedding`, which every decoder has once, includes `ONCE`, which is made once a run. A UserError is raised for
+    a ring that does not have 64 bits, and as by `calls_of`.
     """
     used = Use()
     online = total_comm(PRICES[call.primitive](call, used) for call in _calls(op, setting))
@@ -86,7 +86,7 @@ def num_ots(op: Op, setting: EngineSetting) -> int:
 
 
 def batches_made(ops: Iterable[Op], setting: EngineSetting) -> tuple[int, ...]:
-    """Return the number of OT batches made in each op, in order, in a run that starts with no preprocessing."""
+    """Return the number of OT batches made during each op, in order, in a run that starts with no preprocessing."""
     return tuple(num_batches for _, num_batches in _walked(ops, setting))
 
 
@@ -184,10 +184,11 @@ def _blocks(rows: int, inner: int, columns: int) -> tuple[Block, bool]:
 
 
 def matrix_work(calls: Calls) -> dict[str, int]:
-    """Return the work of the matrix products among calls, by unit, for one of the two cross terms.
+    """Return the work of the matrix products among calls, by unit, for one cross term of each.
 
-    The units are `products` of blocks; `results`, the blocks that products add up to; and `switches`, the key switches
-    that pack results. Nearly as many blocks are encoded as are multiplied; fewer are encrypted and sent.
+    A cross term is one party's share of a factor times the other party's share of the other factor. The units are
+    `products` of blocks; `results`, the blocks that products add up to; and `switches`, the key switches that pack
+    results. Nearly as many blocks are encoded as are multiplied; fewer are encrypted and sent.
     """
     products = results = switches = 0
     for call in calls:
@@ -298,11 +299,11 @@ PRICES: dict[str, Callable[[Call, Use], Comm]] = {
 
 @lru_cache(maxsize=4096)  # an architecture has many products, but few shapes
 def best_block(rows: int, inner: int, columns: int, *, packed: bool) -> Block:
-    """Return the shape (rows, inner, columns) of the blocks in which a product of matrices is cheapest.
+    """Return the shape (rows, inner, columns) of the blocks in which the product of two matrices is cheapest.
 
     The factors are rows x inner and inner x columns. If `packed`, answers are packed and blocks have an inner dimension
-    that is a power of two. Of equally cheap shapes, the engine takes the one with most rows, then the largest inner
-    dimension. Source: arith/matmat_prot.cc, GetSubMatShape, which tries every shape; here only likely ones are tried.
+    that is a power of two. Of equally cheap shapes, the engine takes that with the most rows, then the largest inner
+    dimension. Source: arith/matmat_prot.cc, GetSubMatShape, which tries every shape; here only likely shapes are tried.
     """
     candidates = _candidates(rows, inner, columns, packed=packed)
     return max(candidates, key=lambda block: (-_price(rows, inner, columns, block, packed=packed), block))
@@ -318,7 +319,7 @@ def _price(rows: int, inner: int, columns: int, block: Block, *, packed: bool) -
 
 
 def key_switches(rows: int, columns: int, block: Block) -> int:
-    """Return the number of key switches that pack the answers of a rows x columns result into full ciphertexts."""
+    """Return the number of key switches that pack a rows x columns result, in blocks, into full ciphertexts."""
     return ceil(rows * columns / DEGREE) * block[1]
 
 

@@ -31,11 +31,11 @@ TRIPLES = DEGREE // 2  # made from one vector of each prime; state.cc, makeSureC
 
 
 def made_ahead(num_bytes: int, num_messages: int) -> Comm:
-    """Return the cost of sending preprocessing of `num_bytes`, summed over both parties; waiting is not in its rounds.
+    """Return the cost of `num_messages` of preprocessing with `num_bytes`, both summed over the parties, and 0 rounds.
 
     No two steps overlap: keys are received before they are answered, and triples and OTs are made by one party sending
-    and the other answering. Source: arith/cheetah_mul.cc, LazyExpandSEALContexts; state.cc, makeSureCacheSize. Measured
-    on a link of 3 Mbit/s, products from triples took 0.97 of the time that all their bytes need.
+    and the other answering, so all bytes are waited for. On a link of 3 Mbit/s, products from triples took 0.97 of the
+    time that all bytes need. Source: arith/cheetah_mul.cc, LazyExpandSEALContexts; state.cc, makeSureCacheSize.
     """
     return Comm(rounds=0, messages=num_messages, online_bytes=0, setup_bytes=num_bytes, waited_bytes=num_bytes)
 
@@ -46,12 +46,12 @@ OT_START = made_ahead(START_BYTES, START_MESSAGES)
 
 
 def ot_batches(count: float) -> Comm:
-    """Return the cost of `count` batches of OTs in one direction; for a fraction, bytes and messages are rounded."""
+    """Return the cost of `count` batches of OTs in one direction; bytes and messages of a fraction are rounded."""
     return made_ahead(round(count * BATCH_BYTES), round(count * BATCH_MESSAGES))
 
 
 def triple_batches(count: float) -> Comm:
-    """Return the cost of `count` batches of TRIPLES random product triples, rounded like `ot_batches`."""
+    """Return the cost of `count` batches of TRIPLES product triples; bytes and messages of a fraction are rounded."""
     vectors = NUM_MODULI * count
     return made_ahead(round(vectors * (PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES)), round(2 * vectors))
 
@@ -82,13 +82,13 @@ class Use:
         self.clocks = [max(first, second + 1), max(second, first + 1)]
 
     def advance(self, sender: int, sender_clock: int, other_clock: int) -> None:
-        """Move the clocks of the sender and of the other party to these times, but never back."""
+        """Move the sender's clock to `sender_clock` and the other party's to `other_clock`; no clock moves back."""
         moved = [other_clock, sender_clock] if sender == 1 else [sender_clock, other_clock]
         self.clocks = [max(old, new) for old, new in zip(self.clocks, moved, strict=True)]
 
     @property
     def share(self) -> Comm:
-        """The cost of the consumed share of all batches, in whole bytes and messages, without keys and first OTs."""
+        """The cost of the consumed share of OT and triple batches, in whole bytes and messages, without keys."""
         return total_comm([ot_batches(sum(self.ots) / (BATCH - KEPT)), triple_batches(self.triples / TRIPLES)])
 
 
@@ -96,7 +96,8 @@ class Use:
 class Stock:
     """The preprocessing that the parties have made and not yet used.
 
-    `spare_ots` has the unused OTs by direction, as in `Use`; `num_batches` counts the batches of OTs made so far.
+    spare_ots, triples: Number of unused OTs, by direction as in `Use`, and of unused product triples.
+    num_batches: Number of batches of OTs made so far, in both directions, without the first batches (`OT_START`).
     """
 
     has_product_keys: bool = False
@@ -107,9 +108,10 @@ class Stock:
     num_batches: int = 0
 
     def take(self, used: Use) -> Comm:
-        """Make what a call lacks, and return the cost of making it: keys, first OTs, OT batches and triples.
+        """Take from the stock what a call uses, and return the cost of making what is missing.
 
-        Spare OTs are used first. If spare triples do not suffice, triples are made for the whole call.
+        That can be keys, first OTs, and batches of OTs and triples. Spare OTs are used first. If spare triples do not
+        suffice, triples are made for the whole call.
 
         Source: ot/yacl/yacl_ote_adapter.cc, rcot; state.cc, makeSureCacheSize.
         """

@@ -8,10 +8,10 @@ run exclude them; they are `EVALUATION_KEY_BYTES` in all. Weights are plaintexts
 with a weight include encoding it.
 
 Any value can be bootstrapped, to the highest level, between any two steps. Dynamic programming over the levels of the
-values that later steps read, which are few in a decoder, finds the placement that bootstraps the fewest ciphertexts
-and, among equals, does rotations and relinearisations at low levels. A search needs costs that add up over layers, so
-each layer is placed by itself: its input has `BOUNDARY` levels (more in layer 0) and its output must have as many. This
-is never better than placing the whole graph at once.
+values that later steps read, which are few in a decoder, finds the placement that bootstraps the fewest ciphertexts;
+among equal placements, the one that does rotations and relinearisations at the lowest levels. A search needs costs that
+add up over layers, so bootstraps are placed in one layer at a time: its input has `BOUNDARY` levels (more in layer 0)
+and its output must have at least `BOUNDARY`. This is never better than placing bootstraps in the whole graph at once.
 
 Ring: N = 2^16 with 31 levels, of which a bootstrap takes 14, and 128 bits of security: the parameters of DESILO's
 library and of ANT-ACE's cost model. Source of the scheme: Cheon et al. 2017, https://eprint.iacr.org/2016/421.
@@ -42,7 +42,7 @@ Bootstraps: TypeAlias = tuple[tuple[int, str], ...]  # index of the step to run 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Steps, the bootstraps between them, and the level at which each step begins, the lowest that suffices."""
+    """Steps, the bootstraps between them, and `levels`, the lowest level at which each step can begin."""
 
     steps: tuple[Step, ...]
     bootstraps: Bootstraps
@@ -50,13 +50,13 @@ class Placement:
 
     @property
     def bootstrapped(self) -> list[tuple[Step, Step | None]]:
-        """For each bootstrap the step that reads its value and the step that makes it; None for a graph's input."""
+        """For each bootstrap, the step that reads its value and the step that made it (None: an input of the graph)."""
         known = {step.name: step for step in self.steps}
         return [(self.steps[index], known.get(name)) for index, name in self.bootstraps]
 
     @property
     def counts(self) -> Counter[str]:
-        """The number of ciphertexts on which each primitive, and `bootstrap`, runs."""
+        """How often each primitive, and `bootstrap`, runs, with one run per ciphertext."""
         total = Counter(bootstrap=sum(of.ciphertexts if of else 1 for _, of in self.bootstrapped))
         for step in self.steps:
             for (primitive, _), count in step.work.items():
@@ -67,10 +67,11 @@ class Placement:
 def place(
     steps: Sequence[Step], top: int, start: Mapping[str, int] | None = None, kept: Mapping[str, int] | None = None
 ) -> Placement:
-    """Return the placement with the fewest bootstrapped ciphertexts.
+    """Return the placement of bootstraps between steps that bootstraps the fewest ciphertexts.
 
-    top: levels after a bootstrap. start: levels of inputs by name, `top` for others. kept: least levels of outputs, by
-    name. A UserError is raised if a step needs more levels than `top`, or outputs cannot have their least levels.
+    top: levels after a bootstrap. start: levels of inputs, by name; other inputs have `top`. kept: least levels that
+    values must have after the last step, by name. A UserError is raised if a step needs more levels than `top`, or no
+    placement leaves the values in `kept` their levels.
     """
     given, wanted = start or {}, kept or {}
     size = {step.name: step.ciphertexts for step in steps}
@@ -118,10 +119,10 @@ def _least_levels(steps: Sequence[Step], bootstraps: Bootstraps, wanted: Mapping
 
 
 def place_by_layer(steps: Sequence[Step], top: int) -> Placement:
-    """Return the placement in which every layer is placed separately; errors are those of `place`.
+    """Return a placement of bootstraps that `place` found for each layer separately; errors are those of `place`.
 
-    The input of layer 0 has `top` levels minus the embedding's depth, that of other layers `BOUNDARY`. Each layer's
-    output has at least `BOUNDARY`. No value is bootstrapped at the end of a layer.
+    The input of layer 0 has `top` levels minus the embedding's depth (at least `BOUNDARY`), that of other layers
+    `BOUNDARY`. Each layer's output has at least `BOUNDARY`. No value is bootstrapped at the end of a layer.
     """
     layer_of = {step.name: step.node.layer for step in steps}
     handed = {name for step in steps for name in step.inputs if layer_of.get(name, step.node.layer) != step.node.layer}
@@ -146,7 +147,7 @@ def place_by_layer(steps: Sequence[Step], top: int) -> Placement:
 RING_DIMENSION = 2**16
 MOST_LEVELS = 17  # of 31: a bootstrap takes the others, and more would need a modulus beyond 128 bits of security
 WORD_BYTES = 8
-STEP_S = 2.0**-12  # of an op's seconds, so that sums over the layers of a space have few distinct values
+STEP_S = 2.0**-12  # an op's seconds are multiples of this, so that sums over layers have few distinct values
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
 # published machines, by their names for --testbed
 CARDS = {"rtx-pro-6000": "ckks.yaml", "a100": "ckks-a100.yaml", "ant-ace-cpu": "ckks-ant-ace-cpu.yaml"}
@@ -170,12 +171,14 @@ TRUST = Trust(
 class CkksTestbed:
     """Seconds of primitives and bootstraps on one machine.
 
-    slots, levels: Slots of a ciphertext, and its levels after a bootstrap.
-    at_levels, primitives: Seconds of each primitive at each of these levels; other levels are on a line through two.
-    at_slots, bootstrap_s: Seconds of a bootstrap by number of distinct slots, interpolated over its logarithm.
+    slots, levels: Number of slots of a ciphertext, and of its levels after a bootstrap.
+    at_levels, primitives: Levels, ascending, and seconds of each primitive at each of them. Seconds at other levels are
+        interpolated, or extrapolated, linearly.
+    at_slots, bootstrap_s: Numbers of distinct slots, ascending, and seconds of a bootstrap for each number; between
+        them, seconds are interpolated over the number's logarithm.
     error: Relative error to expect of a whole model's seconds.
 
-    Raises UserError for levels or slots that N = 2^16 does not have, or seconds that are not valid or missing.
+    Raises UserError for levels or slots that N = 2^16 does not have, or for missing, negative or infinite seconds.
     """
 
     protocol: Literal["ckks"]
@@ -209,7 +212,7 @@ class CkksTestbed:
                 )
 
     def seconds(self, placement: Placement, by_node: bool = False) -> dict[str, float]:
-        """Return the seconds by primitive and `bootstrap`; or, if `by_node`, by node with its inputs' bootstraps."""
+        """Return seconds by primitive and `bootstrap` or, if `by_node`, by node name, with the inputs' bootstraps."""
         total: dict[str, float] = defaultdict(float)
         by_level = {
             name: [max(0.0, _on_line(self.at_levels, values, level)) for level in range(self.levels + 1)]
@@ -236,13 +239,13 @@ def _on_line(places: Sequence[float], values: Sequence[float], at: float) -> flo
 
 
 def placed_by_layer(nodes: Sequence[Node], slots: int, levels: int) -> Placement:
-    """Return the steps of an op graph with bootstraps, placed layer by layer; errors as by `steps_of` and `place`."""
+    """Return an op graph's steps with bootstraps, by `place_by_layer`, for `slots` and `levels` as in `CkksTestbed`."""
     return place_by_layer(steps_of(nodes, packing_of(nodes, slots)), levels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ckks(Pricer):
-    """The pricer of the protocol, on a network and a testbed."""
+    """The pricer of protocol `ckks`, on a network and a testbed."""
 
     protocol: str = "ckks"
     network: str
@@ -256,13 +259,13 @@ class Ckks(Pricer):
         return TRUST
 
     def price(self, op: Op) -> Price:
-        """Return the cost of a single op whose inputs come at the highest level: seconds of computing, without bytes.
+        """Return the cost of computing a single op whose inputs come at the highest level; nothing is sent.
 
-        A token embedding, linear, vocabulary projection, LayerNorm, RmsNorm or addition is packed for its own rows. Any
-        other op is packed for one token, so its cost differs from that in a graph; for the latter, use `prices`. Inputs
-        are lowered for free to the levels that the op needs. Bootstraps between its steps are included; in a graph, its
-        inputs may need bootstraps too. A UserError is raised if the op has no steps or packing, or a step needs more
-        levels than a bootstrap leaves.
+        A token embedding, linear, vocabulary projection, LayerNorm, RmsNorm or addition is packed for as many tokens as
+        it has rows. Any other op is packed for one token, so its cost differs from its cost in a graph, which `prices`
+        returns. Inputs are lowered for free to the levels that the op needs. Bootstraps between its steps are included;
+        in a graph, its inputs may need bootstraps too. A UserError is raised if the op has no steps or packing, or a
+        step needs more levels than a bootstrap leaves.
         """
         inputs = tuple(f"input {index}" for index in range(len(op.input_shapes)))
         placed = self.placed([Node(name="op", layer=0, op=op, inputs=inputs)])
@@ -272,7 +275,11 @@ class Ckks(Pricer):
         return placed_by_layer(nodes, self.testbed.slots, self.testbed.levels)
 
     def prices(self, nodes: Sequence[Node], price_node: object = None) -> list[Price]:
-        """Return the costs of a graph's nodes, each with the bootstraps of its inputs; `price_node` is not used."""
+        """Return the costs of a graph's nodes, in order, each with the bootstraps of its inputs.
+
+        The first node that reads an input of the graph has the input's bytes, the last node the answer's. `price_node`
+        is not used. A UserError is raised as by `price`.
+        """
         if not nodes:
             return []
         placed, sent = self.placed(nodes), Counter[str]()
@@ -313,10 +320,10 @@ def ciphertext_bytes(level: int) -> int:
 
 
 def load(network: str | Network | None = None, testbed: Path | None = None, setting: object = None) -> Ckks:
-    """Return the pricer on a network (default `lan`) and a testbed: a .yaml file, or a card (default DEFAULT_CARD).
+    """Return the protocol's pricer on a network (default: `lan`) and a testbed.
 
-    The protocol has no settings: `setting` is not read. A UserError is raised for a network, card or file that is not
-    known or not valid.
+    testbed: the path of a .yaml file, or a key of `CARDS` (default: DEFAULT_CARD). setting: not used. A UserError is
+    raised for a network, card or file that is unknown or not valid.
     """
     card = DEFAULT_CARD if testbed is None else str(testbed)
     path, link = TESTBEDS / CARDS[card] if card in CARDS else Path(card), load_network(network)

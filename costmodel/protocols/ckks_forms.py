@@ -3,11 +3,11 @@
 A ciphertext holds the columns of a matrix (features) one after the other, each in `tokens` slots, one per token. A
 matrix with more columns than fit takes several ciphertexts; one with fewer is repeated until the slots are full. So a
 rotation by `tokens` slots moves the features of all tokens. A linear multiplies generalised diagonals by baby and giant
-steps, each a chain of one rotation, so that it needs two rotation keys. Scores are stored by the distance between query
-and key: column `d` of a head has its scores for the keys `d` tokens back; scores for later keys wrap around.
+steps; each kind of step repeats one rotation, so two rotation keys suffice. Scores are stored by the distance between
+query and key: column `d` of a head has its scores for the keys `d` tokens back; scores for later keys wrap around.
 
-A program runs on a machine, which multiplies and adds ciphertexts. `Tally` only counts the primitives, by level;
-`costmodel.engine.ckks_library` runs a library; tests run numpy, with which the errors below were measured.
+A program runs on a machine (argument `m`), which multiplies and adds ciphertexts. `Tally` only counts primitives, by
+level; `costmodel.engine.ckks_library` runs a library; tests run numpy, with which the errors in `FORMS` were measured.
 
 Sources: Pang et al. 2024, BOLT, https://eprint.iacr.org/2023/1893, section 4 (columns); Halevi and Shoup 2018,
 https://eprint.iacr.org/2018/244 (diagonals); Juvekar et al. 2018, Gazelle, arXiv 1801.05507 (fewer outputs than
@@ -28,7 +28,7 @@ from costmodel.ops import Node
 
 Primitive = Literal["rotation", "plain_product", "product", "relinearisation", "rescale"]
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
-# number of runs by primitive and by levels used up since the step began
+# number of runs by primitive and by the number of levels used up since the step began
 Work: TypeAlias = Counter[tuple[Primitive, int]]
 Levels: TypeAlias = list[int]  # number of levels that each ciphertext of a value has used up
 
@@ -46,10 +46,10 @@ class Form:
     error: float
 
 
-INVERSE_STEPS = 10  # products with 1 + a^(2^k), so 2^11 terms of a geometric series
+INVERSE_STEPS = 10  # products with 1 + a^(2^k), where a = 1 - x, so 2^11 terms of a geometric series
 ROOT_DEGREE, NEWTON_STEPS = 31, 2
 SIGN_G, SIGN_F = 2, 2  # how often each of g3 and f3 is composed
-G3 = tuple(number / 2**10 for number in (4589, -16577, 25614, -12860))  # of x, x^3, x^5 and x^7
+G3 = tuple(number / 2**10 for number in (4589, -16577, 25614, -12860))  # coefficients of x, x^3, x^5 and x^7
 F3 = tuple(number / 2**4 for number in (35, -35, 21, -5))
 FORMS = {
     "gelu": Form(degree=63, low=-12.0, high=12.0, error=2e-7),
@@ -65,7 +65,7 @@ FORMS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """How a matrix is packed in ciphertexts of `slots` slots, each column in `tokens` slots; both powers of two."""
+    """How a matrix is packed in ciphertexts of `slots` slots, each column in `tokens` slots; both are powers of two."""
 
     tokens: int
     slots: int
@@ -83,7 +83,7 @@ class Packing:
         return -(-width // self.columns)
 
     def linear(self, in_width: int, out_width: int) -> tuple[int, int, int]:
-        """Return the numbers of baby steps, of giant steps, and of last rotations that sum up parts, in a linear."""
+        """Return a linear's numbers of baby steps, of giant steps, and of final rotations that add up partial sums."""
         read, written, a, b = *map(self.period, (in_width, out_width)), *map(self.num, (in_width, out_width))
         diagonals = min(read, written)
         powers = [1 << k for k in range(diagonals.bit_length())]
@@ -95,7 +95,7 @@ class Packing:
 class Value:
     """The output of a step, or an input of the graph, and how it is packed in ciphertexts.
 
-    width: columns of a part. parts: number of parts, such as queries, keys and values, each in ciphertexts of its own.
+    width: columns of a part. parts: number of parts, such as queries, keys and values, each in separate ciphertexts.
     sets: number of groups of ciphertexts; more than 1 only for scores with more keys than `window`.
     window: columns of one head of scores; 0 for other values.
     """
@@ -117,10 +117,10 @@ def log2(power: int) -> int:
 
 
 def packing_of(nodes: Sequence[Node], slots: int) -> Packing:
-    """Return the packing for the most rows of an op of a graph of the types below; for one token if it has none.
+    """Return a graph's packing, in which `tokens` is the most rows of any op's output, rounded up to a power of two.
 
-    The types are embedding, linear, vocabulary projection, LayerNorm, RMSNorm and addition. A UserError is raised if
-    the rows do not fit into a ciphertext's `slots`.
+    Only token embeddings, linears, vocabulary projections, LayerNorms, RMSNorms and additions count; `tokens` is 1 if
+    there are none. A UserError is raised if `tokens` exceeds `slots`.
     """
     of_tokens = ops.TokenEmbedding, ops.Linear, ops.VocabProjection, ops.LayerNorm, ops.RmsNorm, ops.Add
     rows = max((node.op.output_shape[0] for node in nodes if isinstance(node.op, of_tokens)), default=1)
@@ -133,13 +133,13 @@ def packing_of(nodes: Sequence[Node], slots: int) -> Packing:
 
 
 class Machine:
-    """Operations made of primitives, which a subclass such as `Tally` has; a value is a list of ciphertexts."""
+    """Operations made of primitives, which subclasses such as `Tally` define; a value is a list of ciphertexts."""
 
     def product(self: Any, a: Any, b: Any) -> Any:
         return self.inner([(a, b)])
 
     def inner(self: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
-        """Return the sum of the products of pairs of values."""
+        """Return the sum, over pairs of values, of the product of both."""
         terms = [self.multiplied(*self.aligned(pair)) for pair in pairs]
         return self.rescaled(self.relinearised(self.summed(*terms)))
 
@@ -149,7 +149,7 @@ class Machine:
         return self.shifted(self.rescaled(self.summed(*terms)), number)
 
     def folded(self: Any, value: Any, slots: int, times: int) -> Any:
-        """Add to a value its rotation by `slots`, to the sum its rotation by 2 x `slots`, and so on, `times` times."""
+        """Add to a value its rotation by `slots`, to this sum its rotation by 2 x `slots`, and so on, `times` times."""
         for fold in range(times):
             value = self.summed(value, self.rotation(value, slots << fold))
         return value
@@ -173,7 +173,7 @@ class Tally(Machine):
         return self._counted("rotation", value)
 
     def plain(self, value: Levels, slots: Any, into: int = 0) -> Levels:
-        """Count products with plaintexts. into: number of ciphertexts that they are summed to; 0 without sums."""
+        """Count products with plaintexts. into: number of sums over all ciphertexts of the value; 0 without sums."""
         return self._counted("plain_product", value, into or 1)[:1] * (into or len(value))
 
     def multiplied(self, a: Levels, b: Levels) -> Levels:
@@ -202,7 +202,7 @@ def eighth_power(m: Any, x: Any) -> Any:
 
 
 def series(m: Any, x: Any, coefficients: Sequence[float], low: float, high: float) -> Any:
-    """Return a Chebyshev series of x on [low, high]; the number of coefficients must be a power of two."""
+    """Return the value at x of a Chebyshev series on [low, high]; the number of coefficients must be a power of two."""
     half, length = (high - low) / 2, len(coefficients)
     baby = 1 << ((length - 1).bit_length() + 1) // 2
     powers = {1: m.combined([x], [1 / half], -(low + half) / half)}
@@ -226,7 +226,7 @@ def _split(m: Any, powers: dict[int, Any], coefficients: tuple[float, ...], baby
 
 
 def inverse(m: Any, x: Any, gain: Any = 1.0) -> Any:
-    """Return gain / x for 0 < x <= 1: gain times the product of 1 + (1 - x)^(2^k) for k from 0 to INVERSE_STEPS."""
+    """Return gain / x for x in (0, 1], as gain times the product of 1 + (1 - x)^(2^k), k from 0 to INVERSE_STEPS."""
     rest = m.shifted(m.negated(x), 1.0)
     result = m.combined([rest], [gain], gain)
     for _ in range(INVERSE_STEPS):

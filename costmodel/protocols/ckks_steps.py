@@ -20,8 +20,9 @@ from costmodel.protocols.ckks_forms import FORMS, Packing, Value, Work, counted,
 class Step:
     """A part of an op that runs without a bootstrap inside.
 
-    inputs: names of the steps or graph inputs that it reads. depth: levels that it uses up, 0 if values are only moved
-    and added. ciphertexts: number of them in its output. distinct: slots of one after which its content repeats.
+    kind: the step's role in the op, such as `square`. inputs: names of the steps or graph inputs that it reads.
+    program: its function of a machine and the inputs. depth: levels that it uses up, 0 if values are only moved and
+    added. ciphertexts: number of ciphertexts of its output. distinct: slots after which a ciphertext's content repeats.
     """
 
     node: Node
@@ -41,7 +42,10 @@ class Step:
 
 @dataclass
 class Steps:
-    """The steps of nodes up to `node`. wanted: width and number of parts of some linears' outputs, by node name."""
+    """Collects the steps of nodes in `done`. node: the node whose steps are added.
+
+    wanted: width and number of parts of the output of linears that make queries, keys or values, by node name.
+    """
 
     packing: Packing
     wanted: dict[str, tuple[int, int]]
@@ -60,7 +64,10 @@ class Steps:
         out: Value | None = None,
         sizes: tuple[int, ...] | None = None,
     ) -> Value:
-        """Add a step. out: layout of its output, None for that of the first input. sizes: ciphertexts of each input."""
+        """Add a step that reads the values `read`, and return its output.
+
+        out: layout of the output; None for the first input's. sizes: number of ciphertexts of each input, if not `num`.
+        """
         node, layout, sizes = self.node, replace(out or read[0], name=""), sizes or tuple(map(self.num, read))
         if (key := (node.op, kind, layout, sizes)) not in self.counted:
             self.counted[key] = counted(program, sizes=sizes)
@@ -82,11 +89,11 @@ class Steps:
         return output
 
     def product(self, a: Value, b: Value) -> Value:
-        """Add a product; if b has fewer ciphertexts than a, all sets or a whole row share those of b."""
+        """Add a product, and return its output; if b has fewer ciphertexts than a, those of b are used repeatedly."""
         return self.add("product", lambda m, x, y: m.product(x, y), a, b)
 
     def times(self, kind: str, *read: Value) -> Value:
-        """Add products of every input with plaintexts of the server, and their sum."""
+        """Add a step that sums the products of every input with plaintexts of the server, and return its output."""
         return self.add(kind, lambda m, *values: m.combined(values, [1.0] * len(values)), *read)
 
     def series(self, form: str, x: Value) -> Value:
@@ -94,12 +101,12 @@ class Steps:
         return self.add(form, lambda m, x: forms.series(m, x, coefficients, -1.0, 1.0), x)
 
     def row_total(self, m: Any, x: list[Any], window: int) -> Any:
-        """Return the sum of all columns of x, which repeat after `window` columns, computed on the machine m."""
+        """Return the sum of all columns of x, which repeat after `window` columns, in each column; m is the machine."""
         return m.folded(m.summed(*([part] for part in x)), self.packing.tokens, log2(window))
 
 
 def steps_of(nodes: Sequence[Node], packing: Packing) -> list[Step]:
-    """Return the steps of an op graph, in order; a UserError is raised for an op without steps or packing."""
+    """Return the steps of an op graph, in order; a UserError is raised for an op without a program or packing."""
     steps, known = Steps(packing=packing, wanted=_written_apart(nodes)), dict[str, Value]()
 
     def outside(name: str, shape: tuple[int, ...]) -> Value:  # what no node makes: rows of features, or scores
@@ -331,7 +338,7 @@ def _frozen_norm(steps: Steps, op: Any, x: Value) -> Value:
     return steps.add("frozen_norm", program, x)
 
 
-# op type -> what adds its steps; an absent type is an error
+# op type -> function that adds its steps; an absent type is an error
 PROGRAMS: dict[type, Callable[..., Value]] = {
     **dict.fromkeys((ops.TokenEmbedding, ops.Linear, ops.VocabProjection), _linear),
     **dict.fromkeys(

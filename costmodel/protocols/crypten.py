@@ -8,10 +8,10 @@ once. Parties draw their masks from seeds that the dealer sent them, except for 
 masks, which the dealer sends. Bytes between the parties are `online_bytes`, those from the dealer `setup_bytes`; the
 headers of messages are not counted.
 
-Weights are secret-shared. Products with public numbers are local, and so are truncations, which each party makes alone:
-with 16 fraction bits, a result is now and then wrong by 2^48 units in the last place, more often the larger it is. Only
-the mean squares of norms are divided exactly, with the dealer's help. Exponentials, reciprocals and roots are right
-only within a range (`engine.crypten_arrays`), which does not affect their cost.
+Weights are secret-shared. Products with public numbers are local. So are truncations, since each party truncates its
+share: with 16 fraction bits, a result is now and then wrong by 2^48 units in the last place, more often if it is large.
+Only norms divide exactly, with the dealer's help (`quotient`). Exponentials, reciprocals and roots are right only in a
+range (`engine.crypten_arrays`), which does not affect their cost.
 
 Sources: Knott et al. 2021, CrypTen, https://arxiv.org/abs/2109.00984; for every formula crypten 0.4.1,
 https://github.com/facebookresearch/CrypTen, the files that functions name, as its configs/default.yaml sets them.
@@ -27,18 +27,18 @@ from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
 from costmodel.protocols.primitives import NOTHING, Comm, EngineSetting, refuse_public, total_comm
 
-NUM_PARTIES = 2  # that compute
-DEALER = 2  # the rank of the third process
+NUM_PARTIES = 2  # parties that compute; the dealer is not counted
+DEALER = 2  # rank of the dealer's process, the third one
 WORD_BYTES = 8
 CARRY_LEVELS = 6  # circuit.py: log2 of 64 bits
 EXPONENTIAL_SQUARINGS = 7
 LOGISTIC_ITERATIONS = 2
-# of reciprocals and inverse roots: powers of 4 that x is compared with, and number of Newton-Raphson steps
+# of reciprocals and inverse roots: exponents of the powers of 4 that x is compared with, number of Newton-Raphson steps
 RECIPROCAL_POWERS, RECIPROCAL_ITERATIONS = range(-6, 9), 3
 ROOT_POWERS, ROOT_ITERATIONS = range(-5, 9), 3
-INVERSE_SCALE = 64  # keeps digits of the inverses of large numbers
-MEAN_SCALE, ROOT_SCALE = 2**12, 8  # keep digits of small mean squares, and of the inverse roots of large ones
-WEIGHT_SCALE = 8  # of matrices of linears, as weights are smaller than inputs
+INVERSE_SCALE = 64  # factor of inverses, which keeps digits of the inverses of large numbers
+MEAN_SCALE, ROOT_SCALE = 2**12, 8  # factors of mean squares and inverse roots, which keep digits of small numbers
+WEIGHT_SCALE = 8  # factor of the weight matrices of linears, since weights are smaller than inputs
 
 
 def opened(elements: int, dealt: int) -> Comm:
@@ -52,9 +52,9 @@ def opened(elements: int, dealt: int) -> Comm:
 
 
 def product(left: int, right: int, result: int | None = None) -> Comm:
-    """Return the cost of a product of `left` by `right` elements: element-wise, or of matrices with `result` elements.
+    """Return the cost of a product of `left` and `right` elements: of matrices, or element-wise if `result` is None.
 
-    Source: beaver.py, __beaver_protocol and AND.
+    `result` is the number of elements of the product of matrices. Source: beaver.py, __beaver_protocol and AND.
     """
     return opened(left + right, max(left, right) if result is None else result)
 
@@ -64,7 +64,7 @@ def _pair(elements: int) -> Comm:
 
 
 def square(elements: int) -> Comm:
-    """Return the cost of squares, or of turning shared bits into arithmetic shares.
+    """Return the cost of `elements` squares, or of turning as many shared bits into arithmetic shares.
 
     Source: beaver.py, square and B2A_single_bit.
     """
@@ -72,9 +72,9 @@ def square(elements: int) -> Comm:
 
 
 def quotient(elements: int) -> Comm:
-    """Return the cost of dividing by a public number, with errors of at most 2 units in the last place.
+    """Return the cost of dividing `elements` numbers by a public number, off by at most 2 units in the last place.
 
-    Source: `crypten_arrays`.
+    Source: `costmodel.engine.crypten_arrays`, as for the functions below that name `crypten_arrays`.
     """
     return opened(elements, 2 * elements)
 
@@ -101,7 +101,7 @@ def positive_part(elements: int) -> Comm:
 
 
 def exponential(elements: int) -> Comm:
-    """Return the cost of (1 + u + u^2 / 2)^(2^7), u = x / 2^7.
+    """Return the cost of exp(x) as (1 + u + u^2 / 2)^(2^7), where u = x / 2^7.
 
     `crypten_arrays` computes this in place of CrypTen's (1 + x / 2^8)^(2^8).
     """
@@ -109,25 +109,27 @@ def exponential(elements: int) -> Comm:
 
 
 def reciprocal(elements: int) -> Comm:
-    """Return the cost of 1 / x, x > 0: x is scaled to 1/4 to 1 by comparisons with powers of 4, then Newton-Raphson.
+    """Return the cost of 1 / x for x > 0, by Newton-Raphson from x scaled to between 1/4 and 1.
 
-    `crypten_arrays` computes this in place of CrypTen's reciprocal, which uses an exponential.
+    Comparisons with powers of 4 give the scale. `crypten_arrays` computes this in place of CrypTen's reciprocal, which
+    uses an exponential.
     """
     products = 2 * RECIPROCAL_ITERATIONS + 2  # two of them by the power of 4
     return total_comm([is_negative(len(RECIPROCAL_POWERS) * elements), *[_pair(elements)] * products])
 
 
 def inverse_root(elements: int) -> Comm:
-    """Return the cost of 1 / sqrt(x), computed like `reciprocal` but scaled exactly. Source: `crypten_arrays`."""
+    """Return the cost of 1 / sqrt(x), like `reciprocal` but scaled by a `quotient`. Source: `crypten_arrays`."""
     products = 3 * ROOT_ITERATIONS + 2  # two of them by powers
     comparisons = is_negative(len(ROOT_POWERS) * elements)
     return total_comm([comparisons, quotient(elements), *[_pair(elements)] * products])
 
 
 def logistic(elements: int, *, bounded: bool = False) -> Comm:
-    """Return the cost of r = 1 / (1 + exp(-|x|)), or 1 - r if x is negative. Source: `crypten_arrays`.
+    """Return the cost of the logistic function: r = 1 / (1 + exp(-|x|)), or 1 - r if x is negative.
 
-    bounded: whether x may exceed the range of the exponential, which takes another comparison and a product.
+    bounded: whether |x| may exceed the range of the exponential, so that another comparison and product set the
+        exponential to 0. Source: `crypten_arrays`.
     """
     pair = _pair(elements)
     sign = [is_negative(2 * elements), pair] if bounded else [is_negative(elements)]
@@ -136,7 +138,7 @@ def logistic(elements: int, *, bounded: bool = False) -> Comm:
 
 
 def maximum(rows: int, length: int) -> Comm:
-    """Return the cost of the maximum of each row of `length` elements, by halving. Source: `crypten_arrays`."""
+    """Return the cost of the maxima of `rows` rows of `length` elements, by halving. Source: `crypten_arrays`."""
     parts, left = [], length
     while left > 1:
         parts.append(positive_part(rows * (left // 2)))
@@ -146,9 +148,9 @@ def maximum(rows: int, length: int) -> Comm:
 
 RING_BITS = 64  # arithmetic.py: shares are torch.long
 LEAST_FRACTION_BITS = 12  # so that mean squares are divided by a whole number (`costmodel.engine.crypten_arrays`)
-MOST_FRACTION_BITS = 24  # of what a party encodes, in single precision
+MOST_FRACTION_BITS = 24  # of the numbers of single precision that a party encodes
 OTHERS = "choose protocol semi2k, aby3 or cheetah"
-NUM_PIECES = 3  # thresholds of the piecewise GELU
+NUM_PIECES = 3  # number of thresholds of the piecewise GELU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,10 +158,10 @@ class CryptenSetting(EngineSetting):
     """Numbers modulo 2^64 with `fraction_bits` bits after the point, for a model whose weights are secret-shared.
 
     fraction_bits: By default 16, the `precision_bits` of CrypTen's configs/default.yaml.
-    device: What the parties compute on; `emulated` computes on the CPU as on a GPU, for tests.
+    device: Where the parties compute: on CPUs, on GPUs (`cuda`), or, for tests, on CPUs as if on GPUs (`emulated`).
 
-    Raises UserError for another ring, `fraction_bits` that are not from 12 to 24, weights that one party holds, masks
-    that are kept, or several threads.
+    Raises UserError for another ring, `fraction_bits` below 12 or above 24, weights that one party holds, reused masks,
+    or several threads.
     """
 
     formulas_of: ClassVar[str] = "CrypTen 0.4.1"
@@ -169,7 +171,7 @@ class CryptenSetting(EngineSetting):
 
     @property
     def of_testbed(self) -> dict[str, int]:
-        """The fields that compute seconds depend on, by name; fraction bits are not among them."""
+        """Values, by field name, with which a testbed must have been measured; `fraction_bits` is not among them."""
         return {"threads": self.threads, "ring_bits": self.ring_bits}
 
     def __post_init__(self) -> None:
@@ -187,7 +189,7 @@ class CryptenSetting(EngineSetting):
 def comm(op: Op, setting: CryptenSetting) -> Comm:
     """Return the rounds, messages and bytes of one op; a UserError is raised for an op or a form without a formula.
 
-    The dealer sends the client all that an op needs in one message, while the parties open numbers to each other.
+    The dealer sends the client all numbers for an op in one message, while the parties open numbers to each other.
     """
     if op.is_local:
         return NOTHING

@@ -37,8 +37,8 @@ from costmodel.protocols.primitives import Comm, EngineSetting
 from costmodel.trust import Trust
 
 SCHEMA_VERSION = 2
-POOL = "Matmul"  # the kind of most matrix products: one kernel, with secret factors or one that the server holds
-UNMEASURED = {"TakeColumns": "TakeRows"}  # kind that a testbed may lack -> a similar kind, whose seconds it then has
+POOL = "Matmul"  # first part of the kinds that matrix products share, since one kernel computes them
+UNMEASURED = {"TakeColumns": "TakeRows"}  # kind that a testbed may lack -> a similar kind, whose fit is used instead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class KindSeconds:
     held_out_error: Greatest relative error on an op that was left out of the fit; the error to expect for sizes
         between the measured ones.
 
-    Raises UserError for seconds or errors that are negative or not finite, or if the units of both dicts differ.
+    Raises UserError for negative or infinite seconds or errors, or if `per_unit_s` and `greatest` have other units.
     """
 
     fixed_s: float
@@ -76,9 +76,12 @@ class KindSeconds:
 class OpSeconds:
     """The measurement of one op at its full size.
 
-    seconds: The fastest of its runs (`crypten`: their median), with its share of preprocessing.
-    setup_s: Seconds of that share; 0 if it cannot be measured separately.
-    spread: Greatest deviation of any run from `seconds`, relative to `seconds`.
+    seconds: Seconds of the op's fastest run (`crypten`: the median over runs) without batches of oblivious transfers
+        (OTs), plus `setup_s`.
+    setup_s: Seconds of the op's share of OT batches; 0 if batches are not measured separately, but included in runs.
+    spread: Greatest deviation of a run from `seconds` - `setup_s`, relative to `seconds`. If several runs made the
+        fewest OT batches, only these runs count.
+    num_runs: Number of runs.
 
     Raises UserError for a number that is negative or not finite.
     """
@@ -96,10 +99,11 @@ class OpSeconds:
 class ComputeTestbed:
     """The compute seconds of each kind of op under one protocol, with all parties on one machine.
 
-    engine, machine, measured_on: Where the seconds come from; `notes` states what else matters.
+    engine, machine, measured_on: Engine with its version, description of the machine, and date of the measurement.
     threads: Threads of each party.
     start_s: Seconds of keys and first oblivious transfers, once a run. Raises UserError if negative or not finite.
-    kinds, ops: The fit of each kind by `kind` or `fitted_kind`; the measurement of single ops by `op_name`.
+    kinds, ops: The fit of each kind by `fitted_kind`; the measurement of single ops by `op_name`.
+    notes: Further facts about the measurement, in words.
     """
 
     protocol: str
@@ -126,7 +130,7 @@ def _check(**values: float) -> None:
 
 
 def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
-    """Return an op's amounts of work by unit, such as `elements`, by which seconds per unit are multiplied.
+    """Return an op's amounts of work by unit, such as `elements` or `products`, by which `per_unit_s` is multiplied.
 
     A matrix product counts all its tiles, each with the operands that it reads again.
     """
@@ -149,21 +153,24 @@ def kind(op: Op, weights: str) -> str:
 
 
 def fitted_kind(op: Op, weights: str) -> str:
-    """Return the name of the kind whose fit applies to an op: its own or, for most matrix products, a shared one."""
+    """Return the kind whose fit gives an op's seconds: `Matmul.secret` or `Matmul.server` for products, else `kind`.
+
+    A token embedding that looks tokens up is a product too, but has the fit of its `kind`.
+    """
     if not op.is_product or op.work:
         return kind(op, weights)
     return f"{POOL}.{weights if op.weights == 'hidden' else 'secret'}"
 
 
 def op_name(op: Op, weights: str) -> str:
-    """Return an op's kind and its fields that are not forms or defaults, such as `Relu(rows=8, features=16)`."""
+    """Return an op's kind and its non-default fields other than forms, such as `Relu(rows=8, features=16)`."""
     values = {field.name: getattr(op, field.name) for field in fields(op) if getattr(op, field.name) != field.default}
     shape = ", ".join(f"{name}={value}" for name, value in values.items() if not isinstance(value, str))
     return f"{kind(op, weights)}({shape})"
 
 
 def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """Return the compute seconds of one op, without start-up; a UserError is raised if the testbed lacks its kind."""
+    """Return an op's compute seconds, without start-up. A UserError is raised if the testbed lacks its kind or unit."""
     if known := testbed.ops.get(op_name(op, weights)):
         return known.seconds
     measured = _measured(op, weights, testbed)
@@ -177,7 +184,7 @@ def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 
 
 def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """Return the greatest ratio, over units, of an op's work to the most that was fitted; at least 1."""
+    """Return the largest ratio, over units, of an op's work to the most that was fitted: at least 1; 1 if measured."""
     if op_name(op, weights) in testbed.ops:
         return 1.0
     greatest = _measured(op, weights, testbed).greatest
@@ -188,8 +195,8 @@ def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
     """Return the absolute error to expect of an op's seconds, in seconds.
 
-    It is the spread of an op that was measured. For others it is the held-out error of their kind, plus as much again
-    for every doubling beyond the fitted sizes.
+    For an op that was measured at its full size it is the spread. For others it is the held-out error of their kind,
+    plus as much again for every doubling beyond the fitted sizes.
     """
     seconds = seconds_of(op, weights, testbed)
     if known := testbed.ops.get(op_name(op, weights)):
@@ -199,7 +206,7 @@ def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 
 
 def dump_compute(testbed: ComputeTestbed) -> str:
-    """Return the text of a testbed file, with four significant digits of each number that is not an integer."""
+    """Return the text of a testbed's .yaml file, with four significant digits of each number that is not an integer."""
     data = _rounded(asdict(testbed))
     data["notes"] = list(testbed.notes)
     return dump({"schema_version": data.pop("schema_version"), **data})
@@ -237,10 +244,11 @@ LATENCY_STEP_S = 2.0**-26  # seconds are multiples of this, so sums below 4 year
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByFormula(Pricer):
-    """A protocol on a network, with bytes and rounds by formula; `setting` states how numbers are represented.
+    """The pricer of a protocol on the network `link`: `comm` gives bytes and rounds by formula, `op_s` compute seconds.
 
-    To price by a protocol of your own with `--protocol module:Class`, write a subclass with `trust`, `comm` and `op_s`.
-    If it has a field `testbed`, with a default, it also takes `--testbed`, as a path.
+    `setting` states how numbers are represented. To price by a protocol of your own with `--protocol module:Class`,
+    write a subclass with `trust`, `comm` and `op_s`. To take `--testbed`, the subclass needs a field `testbed`, a path
+    with a default.
     """
 
     protocol: str
@@ -260,11 +268,11 @@ class ByFormula(Pricer):
         """Return the compute seconds of an op, without start-up. `cost` is what `comm` returned for it."""
 
     def error_s(self, op: Op, cost: Comm) -> float:
-        """Return the absolute error to expect of `op_s`, in seconds."""
+        """Return the absolute error to expect of `op_s`, in seconds; 0 unless a subclass says otherwise."""
         return 0.0
 
     def start_s(self, op: Op) -> float:
-        """Return the start-up seconds that are added to this op: those of the run for one op of a model, else 0."""
+        """Return the seconds that a run's start-up adds to this op: 0 for all but one op of a model, and by default."""
         return 0.0
 
     def price(self, op: Op) -> Price:
@@ -290,7 +298,7 @@ class ByFormula(Pricer):
         return network_s(self.link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=pair_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
-        """Return the latency of a graph, in seconds, minus and plus the sum of its ops' errors `error_s`."""
+        """Return a graph's least and greatest latency, in seconds, if all ops' compute seconds are off by `error_s`."""
         low_s = high_s = 0.0
         for op, count in Counter(node.op for node in graph).items():
             cost = self.comm(op)
@@ -338,11 +346,12 @@ def load(
     testbed: Path | None = None,
     setting: EngineSetting | None = None,
 ) -> Derived:
-    """Return the pricer of a protocol on a network (default `lan`) and a testbed (default: the committed one).
+    """Return a protocol's pricer; default network: `lan`, testbed: the package's, setting: the protocol's default.
 
     Raises:
         UserError: If the network or testbed file is not valid, the protocol does not support the setting, or the
-            testbed is for another protocol, engine, ring, number of threads or (except `crypten`) of fraction bits.
+            testbed is for another protocol, engine, ring, number of threads or, except under `crypten`, another number
+            of fraction bits.
     """
     path, link = testbed or TESTBEDS / f"{protocol}.yaml", load_network(network)
     measured, setting = load_file(ComputeTestbed, path), setting or ENGINE_PROTOCOLS[protocol].setting()
@@ -370,20 +379,20 @@ def load(
 
 
 def load_if_measured(protocol: str, network: str | Network, setting: EngineSetting) -> Derived | None:
-    """Return a protocol's pricer with its committed testbed; None if that was measured in another setting."""
+    """Return a protocol's pricer with the package's testbed; None if this was not measured in `setting`."""
     is_usual = setting.of_testbed == type(setting)().of_testbed and setting.device == "cpu"
     return load(protocol, network, setting=setting) if is_usual else None
 
 
 def check_setting(protocol: str, setting: EngineSetting) -> None:
-    """Raise UserError if a protocol does not support a setting."""
+    """Raise UserError if a setting reuses masks of weights, but the protocol cannot."""
     if setting.weight_masks == "kept" and not ENGINE_PROTOCOLS[protocol].keeps_masks:
         keeping = " or ".join(name for name, known in ENGINE_PROTOCOLS.items() if known.keeps_masks)
         raise UserError(f"`weight_masks` kept is of protocol {keeping}, but got protocol {protocol}; leave it out.")
 
 
 def on_grid(seconds: float) -> float:
-    """Round seconds to a multiple of `LATENCY_STEP_S`; a UserError is raised if they are not finite."""
+    """Return seconds rounded to a multiple of `LATENCY_STEP_S`; a UserError is raised if they are not finite."""
     if not math.isfinite(steps := seconds / LATENCY_STEP_S):
         raise UserError(f"an op takes {seconds:g} s on this testbed and network; correct their numbers.")
     return round(steps) * LATENCY_STEP_S

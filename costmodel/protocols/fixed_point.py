@@ -1,9 +1,10 @@
-"""Calls of primitives, per element, for elementary functions of fixed-point secrets, as the engine approximates them.
+"""Calls of primitives that compute an elementary function of one secret fixed-point number, as the engine does.
 
 Source of every sequence: SecretFlow-SPU 0.9.5 (https://github.com/secretflow/spu), files named below, under the default
 runtime options of that version: exponential by 8 squarings, division by 2 of Goldschmidt's iterations (3 from 30
 fraction bits on), tanh by Chebyshev polynomials, erf by Abramowitz and Stegun 7.1.27. Tests compare bytes with measured
-ones. Other operations are local: sums, products with public integers, shifts and masks of boolean sharings.
+ones. Other operations are local: sums, products with public integers, shifts and masks of boolean sharings. In a ring
+of 32 bits, every function that needs `highest_bit` raises a UserError.
 """
 
 from math import ceil, log2
@@ -20,7 +21,7 @@ CHEBYSHEV_TERMS = 9  # fxp_approx.cc, tanh_chebyshev
 RSQRT_DEGREE = 4  # fxp_approx.cc, rsqrt_init_guess
 NARROWEST_DIVISION_BITS = 64
 ERF_DEGREE = 4  # fxp_approx.cc, ErfImpl
-VERY_SMALL_UNITS = 4  # units of the last fraction bit below which `constant_product` enlarges a number
+VERY_SMALL_UNITS = 4  # constants below this many units of the last fraction bit are enlarged by `constant_product`
 
 MULTIPLY: Calls = (Call(primitive="multiply", elements=1),)
 SIGN: Calls = (Call(primitive="msb", elements=1),)
@@ -30,24 +31,24 @@ MAXIMUM = SIGN + SELECT  # of two numbers, by the sign of their difference
 
 
 def truncate(setting: EngineSetting) -> Calls:
-    """Return the calls that truncate a product to `fraction_bits`: all that a product with a public number needs."""
+    """Return the calls that truncate a product to `fraction_bits`; a product with a public number needs no others."""
     return (Call(primitive="truncate", elements=1, bits=setting.fraction_bits),)
 
 
 def product(setting: EngineSetting) -> Calls:
-    """Return the calls that multiply two secrets."""
+    """Return the calls that multiply two secrets and truncate the product."""
     return MULTIPLY + truncate(setting)
 
 
 def weight_product(op: Op, setting: EngineSetting) -> Calls:
-    """Return the calls that multiply a secret by a weight of `op`: secret-shared, held by the server, or public."""
+    """Return the calls that multiply a secret by a weight of `op`, which is public, secret-shared or the server's."""
     if op.public:
         return truncate(setting)
     return (Call(primitive="multiply", elements=1, private=setting.weights == "server"), *truncate(setting))
 
 
 def weight_sum(op: Op, setting: EngineSetting) -> Calls:
-    """Return the calls that add a weight of `op` to a secret: none, unless the server holds and first shares it.
+    """Return the calls that add a weight of `op` to a secret: one if the server must first share the weight, else none.
 
     Source: api.cc, add_sv.
     """
@@ -55,11 +56,12 @@ def weight_sum(op: Op, setting: EngineSetting) -> Calls:
 
 
 def constant_product(factor: float, setting: EngineSetting) -> Calls:
-    """Return the calls that multiply by a constant: none for 1, and a wider truncation for a very small number.
+    """Return the calls that multiply by a constant: none for 1, and a wider truncation for a very small constant.
 
-    Below 4 units of the last fraction bit, the engine multiplies by 2^k times the number and truncates k bits more; 2^k
-    is the greatest power of two less than the number's inverse. Source: SecretFlow-SPU, libspu/dialect/ring,
-    ImproveMulSmallConstant. We measured that 0.9.5 does the same below the limit, but not at it.
+    If the constant is below 4 units of the last fraction bit, the engine multiplies by 2^k times the constant and
+    truncates k bits more; 2^k is the greatest power of two less than the constant's inverse. Signs do not matter.
+    Source: SecretFlow-SPU, libspu/dialect/ring, ImproveMulSmallConstant. We measured that 0.9.5 does the same below the
+    limit, but not at the limit.
     """
     if factor == 1:
         return ()
@@ -70,12 +72,12 @@ def constant_product(factor: float, setting: EngineSetting) -> Calls:
 
 
 def square(setting: EngineSetting) -> Calls:
-    """Return the calls that square a secret."""
+    """Return the calls that square a secret and truncate the square."""
     return (Call(primitive="square", elements=1), *truncate(setting))
 
 
 def exponential(setting: EngineSetting) -> Calls:
-    """Return the calls that compute (1 + x / 2^n)^(2^n). Source: fxp_approx.cc, exp_taylor."""
+    """Return the calls that compute exp(x) as (1 + x / 2^8)^(2^8). Source: fxp_approx.cc, exp_taylor."""
     shrink = Call(primitive="truncate", elements=1, bits=EXPONENTIAL_SQUARINGS)
     return (shrink, *square(setting) * EXPONENTIAL_SQUARINGS)
 
@@ -128,7 +130,7 @@ def sigmoid(setting: EngineSetting) -> Calls:
 
 
 def error_function(setting: EngineSetting) -> Calls:
-    """Return the calls that compute erf: 1 - 1 / p(|x|)^4 for |x| below 3 and 1 above, times the sign of x.
+    """Return the calls for erf: the sign of x times 1 or, if |x| < 3, 1 - 1 / p(|x|)^4, where p has degree 4.
 
     Source: fxp_approx.cc, f_erf.
     """
@@ -139,21 +141,21 @@ def error_function(setting: EngineSetting) -> Calls:
 
 
 def polynomial(degree: int, setting: EngineSetting) -> Calls:
-    """Return the calls of a polynomial of `degree` with public coefficients; the weighted sum is truncated once.
+    """Return the calls that compute a polynomial of `degree` with public coefficients; the sum is truncated once.
 
     Source: fxp_base.cc, polynomial.
     """
     powers: Calls = ()
     known = 1
     while known < degree:
-        new = min(known, degree - known)  # powers that can be computed at once share a call
+        new = min(known, degree - known)  # number of powers that one call computes
         powers += on(new, product(setting))
         known += new
     return powers + truncate(setting)
 
 
 def highest_bit(setting: EngineSetting) -> Calls:
-    """Return the calls that keep only the highest set bit, by ORing each bit with all bits above it.
+    """Return the calls that keep only the highest set bit of a number, by ORing each bit with all bits above it.
 
     A UserError is raised for a ring of 32 bits, in which the engine cannot divide. Source: ring.cc, _prefix_or.
     """
@@ -172,9 +174,9 @@ def _arithmetic(bits: int) -> Calls:
 
 
 def reduction(length: int, function: Calls) -> Calls:
-    """Return the calls that combine `length` elements by a tree of `function`; left-over elements are combined last.
+    """Return the calls that combine `length` elements by a tree, in which `function` are the calls for two elements.
 
-    `function` has the calls that combine two elements. Source: hlo/reduce.cc, TreeReduce.
+    At a level of odd length the last element is left over, and combined at the end. Source: hlo/reduce.cc, TreeReduce.
     """
     calls: Calls = ()
     num_waiting = 0

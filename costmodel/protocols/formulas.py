@@ -1,4 +1,4 @@
-"""The protocols that an MPC engine here runs: the formulas of each, and whom you must trust.
+"""The protocols that an MPC engine (SecretFlow-SPU or CrypTen) runs: the formulas of each, and whom you must trust.
 
 Sources for trust: docs/reference/mpc_status.rst of SecretFlow-SPU 0.9.5 (https://github.com/secretflow/spu), the
 configuration used for runs, and the protocols' own papers.
@@ -17,20 +17,21 @@ from costmodel.trust import Trust
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineProtocol:
-    """A protocol that an MPC engine runs. Functions take an op or calls and, except `matrix_work`, a setting.
+    """A protocol that an MPC engine runs.
 
     engine: Name of the engine's Python package.
-    setting: The class of its settings.
+    setting: The class of the protocol's settings.
     trust: Whom you must trust, and the number of computing parties.
-    comm: Returns the rounds, messages and bytes of an op, independent of the ops before it.
-    in_order: Returns the same for each op of a fresh run, in order; None if no op's cost depends on the ops before it.
+    comm: Function of an op and a setting that returns the op's cost, independent of the ops before it.
+    in_order: Function of a run's ops and a setting that returns the cost of each op, in order, if the run starts
+        without preprocessing. None if no op's cost depends on the ops before it.
     num_shares: Number of ring elements that make up one party's share of an element.
-    keeps_masks: Whether masks of weights can be reused between runs.
-    matrix_work: Returns the work of the matrix products among calls, by unit.
+    keeps_masks: Whether a run can reuse the masks of weights from an earlier run.
+    matrix_work: Function of calls that returns the amounts of work of their matrix products, by unit.
     is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
     deals_ahead: Whether a dealer prepares the next ops while the parties compute.
-    fraction_bits: Values of `fraction_bits`; a run takes the largest that can represent the model's numbers. If there
-        are none, a run uses the setting's.
+    fraction_bits: Numbers of fraction bits, from which a run takes the largest that can represent the model's numbers.
+        If empty, a run takes the number in its setting.
     """
 
     engine: str = "spu"
@@ -46,7 +47,7 @@ class EngineProtocol:
     fraction_bits: tuple[int, ...] = ()
 
     def walk(self, some: Sequence[Op], setting: EngineSetting) -> tuple[Comm, ...]:
-        """Return the cost of each op in a fresh run of all of them, in order."""
+        """Return the cost of each op in `some`, in order, in a run of all of them that starts without preprocessing."""
         return one_by_one(self.comm, some, setting) if self.in_order is None else self.in_order(some, setting)
 
 
@@ -89,7 +90,7 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
         is_slow=True,
     ),
     # Knott et al. 2021, section 3; provider TTP. Its default, TFP, where the first party is the dealer and could unmask
-    # everything, is not run here. More than two parties truncate together, which no formula here has.
+    # everything, is not run here. More than two parties truncate together, for which there is no formula here.
     "crypten": EngineProtocol(
         engine="crypten",
         setting=crypten.CryptenSetting,

@@ -17,7 +17,7 @@ from costmodel.errors import UserError
 
 Counts = Mapping[str, int]
 Array = NDArray[np.float64]
-SLACK = 1e-9  # relative slack where the optimum of a first solve bounds a second one
+SLACK = 1e-9  # relative slack of the second solve of `fit`, which the optimum of the first one bounds
 
 
 def fit(
@@ -26,16 +26,17 @@ def fit(
     worst: float,
     fixed: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return the coefficient of every term, the fixed ones included.
+    """Return the coefficient of every term by the term's name, the fixed coefficients included.
 
-    Fitted coefficients are >= 0 and have the least mean relative error of all whose greatest relative error is at most
-    `worst`.
+    Fitted coefficients are >= 0. Among all such coefficients with a relative error of at most `worst` on every row,
+    these have the least mean relative error.
 
     Args:
-        rows, targets: Counts of terms in each row, and its measured value. Every row must have the fixed terms and the
-            terms of the first row, which are fitted unless fixed. A term whose count is 0 in every row gets 0.
-        worst: Greatest relative error allowed on a row; if it cannot be reached, the least that can be is allowed.
-        fixed: Given coefficients, by term.
+        rows, targets: Counts of terms in each row, and each row's measured value. The terms of the first row that are
+            not in `fixed` are fitted; every row must have these and the fixed terms. A term without counts gets 0.
+        worst: Greatest relative error allowed on a row; if no coefficients satisfy it, the smallest bound that some
+            coefficients satisfy is used instead.
+        fixed: Given coefficients, by term, which are not fitted.
     """
     terms = [term for term in rows[0] if term not in fixed]
     matrix, column_scale = _scaled(rows, targets, terms)
@@ -73,11 +74,11 @@ def extremes(
     tolerance: float,
     bounds: Mapping[str, tuple[float, float]],
 ) -> tuple[float, float]:
-    """Return the least and greatest sum of coefficient x count over all consistent coefficients >= 0.
+    """Return the least and greatest sum of coefficient x count, for the terms of `counts`, that the rows allow.
 
-    Coefficients are consistent if they reproduce each row's target within the relative `tolerance` and lie within
-    `bounds`, by term. The greatest sum is infinite if `counts` has a term that neither rows nor bounds limit. A
-    UserError is raised if no coefficients are consistent.
+    Coefficients must be >= 0, reproduce each row's target within the relative `tolerance`, and lie within `bounds` (the
+    least and greatest coefficient, by term). Every row must have the terms of `counts`. The greatest sum is infinite if
+    neither rows nor bounds limit a term. A UserError is raised if no coefficients satisfy all this.
     """
     matrix, column_scale = _scaled(rows, targets, tuple(counts))
     columns = zip(counts, column_scale, strict=True)
@@ -96,7 +97,7 @@ def extremes(
 
 
 def least_squares(shares: Array) -> Array:
-    """Return the coefficients >= 0 with the least sum of squared relative errors.
+    """Return the coefficient of each term, >= 0, with the least sum over rows of squared relative errors.
 
     `shares` is rows x terms: counts divided by the row's target. Columns may differ by ten orders of magnitude.
     """

@@ -1,4 +1,4 @@
-"""The calls of primitives that each op makes when the engine runs its function in `execution.op_functions`.
+"""The calls of primitives that each op makes when the engine runs the op's function in `execution.op_functions`.
 
 Everything is secret except temperatures, score bounds, the scalars of shaped attention, the factors of scores and of
 `Scale`, the causal mask, rotary angles, and weights that a deployment makes public. Other weights are shared by all
@@ -19,15 +19,15 @@ from costmodel.protocols import fixed_point
 from costmodel.protocols.primitives import Call, Calls, EngineSetting, Primitive, on
 
 TILE_BYTES = 256 * 1024 * 1024  # ring.cc, _mmul: larger operands are multiplied tile by tile
-MOST_TILES = 10_000  # 2.5 TB of operands; each tile is a call of its own
+MOST_TILES = 10_000  # with operands of up to 2.7 TB; each tile is a separate call
 SKEWED = 8  # ring.cc, calcMmulTilingSize: a matrix is long or flat if one dimension is this many times the others
-SHARED: Calls = (Call(primitive="share", elements=1),)  # such as the initial value of a sum over an axis
+SHARED: Calls = (Call(primitive="share", elements=1),)  # of a public number, such as the initial value of a sum
 
 
 def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
-    """Return the calls of one op; there are none if it is local.
+    """Return the calls of one op, in order; a local op has none.
 
-    `share_bytes` is the size of one party's share of one element, which decides how a matrix product is cut into tiles.
+    `share_bytes` is the bytes of one party's share of one element, which decide how a matrix product is cut into tiles.
     A UserError is raised for an op without a program, a product of more than `MOST_TILES` tiles, or a division, square
     root or erf in a ring of 32 bits.
     """
@@ -41,7 +41,7 @@ def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
 
 
 def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, weights_of: Op | None = None) -> Calls:
-    """Return the calls of an m x k by k x n product, in tiles if the engine cuts it; the result is truncated once.
+    """Return the calls of the product of an m x k and a k x n matrix: one per tile, and one to truncate the result.
 
     `weights_of` is the op whose weight is the right factor, or None if that factor is a secret activation. A UserError
     is raised for more than `MOST_TILES` tiles.
@@ -70,7 +70,7 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
 
 
 def matrix_work(calls: Calls) -> dict[str, int]:
-    """Return the work of the matrix products among calls: `products` of two numbers, and `operands`, in elements."""
+    """Return the work of the matrix products in `calls`: `products` of numbers, and `operands` (factors' elements)."""
     products = [(call.operands // sum(call.factors)) * call.elements for call in calls if call.factors]
     return {"products": sum(products), "operands": sum(call.operands for call in calls)}
 
@@ -173,7 +173,7 @@ def _gelu(op: ops.Gelu, setting: EngineSetting) -> Calls:
 
 
 # element-wise op -> the calls for one element of its output
-# A product by a public factor is local except for its truncation. Source: libspu/kernel/hal/fxp_base.cc, f_mul.
+# A product with a public factor is local except for its truncation. Source: libspu/kernel/hal/fxp_base.cc, f_mul.
 # x * x is compiled to a product of two secrets, not to a square. Source:
 # libspu/kernel/hal/polymorphic.cc, mul, which calls fxp_base.cc, f_mul, and not f_square.
 ELEMENTWISE: dict[type, Callable[[Any, EngineSetting], Calls]] = {

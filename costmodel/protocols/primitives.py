@@ -1,7 +1,8 @@
-"""The cost of an op as the sum over its calls of a protocol's primitives.
+"""The cost of an op as the sum of the costs of its calls of a protocol's primitives.
 
 An op is a sequence of calls, which is the same for every protocol of SecretFlow-SPU except for the tiles of matrix
-products. The cost of a call depends on its fields alone. Calls run one after the other, as in the engine.
+products. Under semi2k and aby3 the cost of a call depends only on its fields and the setting, under cheetah also on
+earlier calls. Calls run one after the other, as in the engine.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,12 +15,12 @@ from costmodel.estimate import ENGINE
 from costmodel.ops import Op
 
 # primitive: its operation on secret-shared integers of the ring
-#   multiply, square: element-wise products; matmul: a matrix product; public_matmul: one with a public right factor
+#   multiply, square: element-wise products; matmul: a matrix product; public_matmul: one whose right factor is public
 #   truncate: division by a power of two, which every product of fixed-point numbers needs
 #   msb: the most significant bit of an arithmetic sharing, as a boolean sharing of one bit
 #   mux: an arithmetic sharing times a boolean sharing of one bit
-#   a2b: arithmetic to boolean sharing of every bit; b2a: back, from the lowest `bits` bits
-#   equal: whether a number equals a public one, as an arithmetic sharing
+#   a2b: arithmetic to boolean sharing of every bit; b2a: boolean to arithmetic sharing of the lowest `bits` bits
+#   equal: whether a number equals a public number, as an arithmetic sharing
 #   and: AND of two boolean sharings of `bits` bits
 #   share: an arithmetic sharing of a public number
 #   input: an arithmetic sharing of a number that one party holds
@@ -33,18 +34,18 @@ WeightMasks = Literal["fresh", "kept"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSetting:
-    """How the engine represents the numbers of a model, and who holds its weights.
+    """How the engine represents the numbers of a model, and who holds the model's weights.
 
     ring_bits: Secret-shared integers are modulo 2^ring_bits.
     fraction_bits: Bits after the binary point; 18 is the engine's default for a ring of 64 bits.
     weights: `secret`, shared by all parties before the run; `server`, held by one party and seen by no other.
-    weight_masks: Masks of weight matrices in products that open them masked (`semi2k`): `fresh` in every run, or
-        `kept` from an earlier run, so that only the other factor is masked and opened.
+    weight_masks: Masks under which a matrix product of `semi2k` opens its weight: `fresh` in every run, or `kept`
+        from an earlier run, so that only the other factor is masked and opened.
     threads: Threads of each party. Formulas are for one thread; with more, cheetah preprocesses more than is counted.
 
     Raises:
         UserError: Unless `ring_bits` is 32, 64 or 128, `fraction_bits` from 1 to ring_bits / 2 - 1 and `threads` at
-            least 1; or if masks are kept for weights that the server holds, which the engine shares in every run.
+            least 1; or if masks are kept for weights that the server holds, since the engine shares these in each run.
     """
 
     formulas_of: ClassVar[str] = ENGINE
@@ -62,12 +63,12 @@ class EngineSetting:
 
     @property
     def of_first_run(self) -> "EngineSetting":
-        """The setting of the first of several runs, which makes and opens the masks that later runs reuse."""
+        """The setting of the first of several runs, which opens weights under fresh masks that later runs reuse."""
         return replace(self, weight_masks="fresh")
 
     @property
     def of_testbed(self) -> dict[str, int]:
-        """The fields that compute seconds depend on, by name; a testbed must have been measured with these values."""
+        """Values, by field name, on which compute seconds depend; a testbed must have been measured with them."""
         return {"threads": self.threads, "ring_bits": self.ring_bits, "fraction_bits": self.fraction_bits}
 
     def __post_init__(self) -> None:
@@ -89,11 +90,11 @@ class EngineSetting:
 class Call:
     """One call of a primitive.
 
-    elements: Elements of the result.
-    operands: Elements of both factors of a matrix product together; 0 for other primitives.
-    factors: Rows and columns of the result of a matrix product; empty for other primitives.
-    bits: Width of the operands of `and` and `b2a`, or bits that `truncate` cuts off; 0 for other primitives.
-    private: Whether one party holds the right factor of a `multiply` or `matmul`, which is not shared.
+    elements: Number of elements of the result.
+    operands: Number of elements of both factors of a matrix product together; 0 for other primitives.
+    factors: Numbers of rows and of columns of a matrix product's result; empty for other primitives.
+    bits: Width of the operands of `and` and `b2a`, or number of bits that `truncate` cuts off; 0 for other primitives.
+    private: Whether the right factor of a `multiply` or `matmul` is held by one party and not yet shared.
     opened: Whether the right factor of a `matmul` was opened under a mask in an earlier run.
     """
 
@@ -111,12 +112,12 @@ Calls: TypeAlias = tuple[Call, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comm:
-    """The communication of a call: rounds on the critical path; messages and bytes summed over all parties.
+    """The communication of a call or an op: rounds on the critical path; messages and bytes summed over all parties.
 
-    setup_bytes: Bytes of preprocessing, or from the dealer of `crypten`; not in `online_bytes`.
-    waited_bytes: Bytes on the critical path, preprocessing included, if each pair of parties has a full-duplex link
-        of its own; bytes that are sent at the same time count once.
-    key_bytes: Bytes of keys that the dealer of `sigma` gives each party; not in any other field.
+    setup_bytes: Bytes of preprocessing, or from the dealer of `crypten`; `online_bytes` does not include them.
+    waited_bytes: Bytes on the critical path, preprocessing included, if each pair of parties has a separate full-duplex
+        link; bytes that are sent at the same time count once.
+    key_bytes: Bytes of keys that the dealer of `sigma` gives each party; no other field includes them.
     """
 
     rounds: int
@@ -128,7 +129,7 @@ class Comm:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes on the wire, preprocessing included."""
+        """Bytes on the wire, summed over all parties, preprocessing included."""
         return self.online_bytes + self.setup_bytes
 
 
@@ -154,7 +155,7 @@ def refuse_public(op: Op, protocol: str) -> None:
 def price_calls(
     calls: Iterable[Call], setting: EngineSetting, prices: Mapping[str, Callable[[Call, EngineSetting], Comm]]
 ) -> Comm:
-    """Return the summed cost of calls; a UserError is raised for a primitive without a formula in `prices`."""
+    """Return the summed cost of calls; a UserError is raised for a primitive whose formula is not in `prices`."""
     calls = list(calls)
     if unknown := [call.primitive for call in calls if call.primitive not in prices]:
         raise UserError(f"the protocol has no formula for {unknown[0]!r}; add one to its table.")
@@ -162,29 +163,29 @@ def price_calls(
 
 
 def one_by_one(comm: Callable[[Op, Any], Comm], some: Sequence[Op], setting: Any) -> tuple[Comm, ...]:
-    """Return the cost of each op, in order, if it does not depend on earlier ops; equal ops are priced once."""
+    """Return the cost `comm(op, setting)` of each op in `some`, in order; equal ops are priced once."""
     costs = {op: comm(op, setting) for op in dict.fromkeys(some)}
     return tuple(costs[op] for op in some)
 
 
 def total_comm(parts: Iterable[Comm]) -> Comm:
-    """Return the summed cost of steps that run one after the other."""
+    """Return the cost of steps that run one after the other: the sum of the parts, field by field."""
     columns = zip(*map(COUNTS_OF, (NOTHING, *parts)), strict=True)
     return Comm(**dict(zip(COUNTS, map(sum, columns), strict=True)))
 
 
 def on(elements: int, calls: Calls) -> Calls:
-    """Scale the calls for one element to `elements` elements."""
+    """Return the calls that do for `elements` elements what `calls` do for one element."""
     return tuple(replace(call, elements=call.elements * elements) for call in calls)
 
 
 def stored_bytes(bits: int) -> int:
-    """Return the bytes in which the engine stores and sends `bits` shared bits: a power of two, at least 1."""
+    """Return in how many bytes the engine stores and sends `bits` shared bits: a power of two, at least 1."""
     return max(1, 1 << max(0, (bits - 1).bit_length() - 3))
 
 
 def halves(setting: EngineSetting) -> list[int]:
-    """Return the widths of the levels of a carry tree: half the ring's bits, a quarter, and so on down to one."""
+    """Return the widths, in bits, of the levels of a carry tree: half the ring's bits, a quarter, and so on to 1."""
     widths = [setting.ring_bits // 2]
     while widths[-1] > 1:
         widths.append(widths[-1] // 2)

@@ -3,8 +3,8 @@
     cost of an op = sum over terms of coefficient x count, counts from COUNTS, coefficients from a testbed file
 
 The coefficients were fitted on the printed rows by the code of commit d6990533, and include the papers' network, so you
-cannot choose a network. Only those of ReLU, which the rows do not determine, are priors with a source in the testbed.
-Rounds, messages and the parts of bytes (online, offline) and of seconds (computing, network) are not known.
+cannot choose a network. The rows do not determine the coefficients of ReLU, which are priors; the testbed states their
+source. Rounds, messages and the parts of bytes (online, offline) and of seconds (computing, network) are not known.
 
 Assumptions of the counts:
 
@@ -12,17 +12,17 @@ Assumptions of the counts:
   row's ciphertexts, whatever its width. QKV is one packed linear d -> 3d, so its rows count once.
 - The two attention products cost their queries, keys, values and mixed outputs, all of `head_dim` features per head;
   costs per query and key are in the softmax.
-- Embedding and projection cost tokens x vocabulary each, with one shared coefficient. The rows identify their sum at a
-  vocabulary of 50,000. It is assumed that each is half of it and that both grow with the vocabulary.
+- Embedding and projection cost tokens x vocabulary each, with one shared coefficient. The rows identify the sum of both
+  costs at a vocabulary of 50,000. It is assumed that each is half of the sum, and that both grow with the vocabulary.
 - Adding activations or learned positions and rotating by public angles are local, so free. A temperature is free
-  because rows with SM(t) print the costs of the rows without it: it merges with 1/sqrt(head_dim).
-- Scaled additions and norms with a frozen deviation fold into neighbouring linears, so they are free; beside LayerNorms
-  that is an assumption.
+  because rows with SM(t) print the costs of the rows without a temperature: it merges with 1/sqrt(head_dim).
+- Scaled additions and norms with a frozen deviation fold into neighbouring linears, so they are free; in models that
+  also have LayerNorms that is an assumption.
 - Shaped attention costs its scores: learned scalars times fixed-point numbers need a truncation per element.
 - Cached keys and values, the projection of the last token alone and layers with half of the heads use the same counts,
   which no row checks. RMSNorm, square, SiLU, sigmoid, tanh, element-wise products, public factors, tokens that are
   looked up, and softmax and GELU in cheaper forms have no formula.
-- A leaky ReLU costs as much as a ReLU, one comparison and one selection; its slope is taken to be public.
+- A leaky ReLU costs as much as a ReLU, one comparison and one selection, as if its slope were public.
 
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
 """
@@ -95,7 +95,7 @@ class PublishedRow:
 
 
 def published_rows(path: Path = ROWS) -> tuple[PublishedRow, ...]:
-    """Read the printed rows of a file, by default those of the fit, in the order of the papers."""
+    """Return the printed rows in a .csv file, in file order; by default those that the coefficients were fitted on."""
     kinds, rows = get_type_hints(PublishedRow), list[PublishedRow]()
     with path.open(encoding="utf-8", newline="") as file:
         for record in csv.DictReader(file):
@@ -106,7 +106,7 @@ def published_rows(path: Path = ROWS) -> tuple[PublishedRow, ...]:
 
 
 def held_out_rows() -> tuple[PublishedRow, ...]:
-    """Read the printed rows that are only used for checking."""
+    """Return the printed rows that are not fitted but only check the fit; their `held_out` is True."""
     return tuple(replace(row, held_out=True) for row in published_rows(HELD_OUT))
 
 
@@ -118,7 +118,7 @@ TRUST = Trust(
 )
 TESTBED = Path(__file__).parents[1] / "testbeds" / "published.yaml"
 
-# term -> what its unit is
+# term -> what is counted
 TERMS: dict[str, str] = {
     "linear_elements": "input and output elements of linears, rows x (in_features + out_features)",
     "linear_rows": "rows of linears, each linear counted on its own",
@@ -131,7 +131,7 @@ TERMS: dict[str, str] = {
     "vocabulary_elements": "one-hot tokens and logits, tokens x vocab for each of embedding and projection",
 }
 
-# op type -> the count of each term; {} is free, and a type that is neither listed nor local is an error
+# op type -> function that returns the count of each term, {} for a free op; other types that are not local are an error
 COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.TokenEmbedding: lambda op: {"vocabulary_elements": op.tokens * op.vocab},
     ops.PositionEmbedding: lambda op: {},
@@ -161,11 +161,11 @@ MEASURED_FORMS: dict[type, tuple[str, tuple[str, ...]]] = {
     ops.Gelu: ("form", ("tanh", "exact")),
 }
 
-# op types that a printed row has, and those that only rearrange or add their inputs
+# op types in the printed rows, and others that only rearrange or add their inputs
 ROW_OPS: frozenset[type] = frozenset(
     {*COUNTS, ops.Add, ops.PackHeads, ops.RepeatHeads} - {ops.FrozenNorm, ops.LeakyRelu, ops.Rotary}
 )
-D_FF_PER_D_MODEL = 4  # in every row: the FFN column is 16 x T x d_model^2 x L, two linears of 4 d_model
+D_FF_PER_D_MODEL = 4  # in rows whose FFN is not fused: its column is 16 x T x d_model^2 x L, two linears of 4 d_model
 
 # Coefficients are multiples of these powers of two, so that sums are exact in any order and any grouping:
 # exact below 2**53 steps, which is 9 hours and 35 TB.
@@ -208,10 +208,10 @@ def graph_counts(graph: Iterable[Node]) -> dict[str, int]:
 class Constant:
     """The coefficient of one term.
 
-    value: Seconds or bytes per unit of its term.
-    identified_by: `data` if the printed rows determine it, `prior` if only another source does.
+    value: Seconds or bytes per unit of the term.
+    identified_by: `data` if the printed rows determine `value`, `prior` if only another source does.
     low, high: Bounds that the prior sets on `value`; None if only the rows bound it.
-    source: Where the value comes from.
+    source: Where `value` comes from.
     """
 
     value: float
@@ -234,8 +234,8 @@ class FittedRow:
 class Testbed:
     """Coefficients by term, in seconds and bytes, with the rows that they were fitted on.
 
-    `not_identified` says in words what the rows cannot determine. `latency_tolerance` is the greatest relative error on
-    any row with which coefficients count as consistent with the rows.
+    `not_identified` says in words what the rows cannot determine. `latency_tolerance` is the greatest relative error of
+    a row's latency with which coefficients count as consistent with the rows.
     """
 
     __test__ = False  # pytest must not collect it
@@ -251,10 +251,11 @@ class Testbed:
 class Published(Pricer):
     """The pricer of protocol `published`, with fitted coefficients.
 
-    latency_s, sent_bytes: Seconds and bytes per unit of each term.
-    latency_bounds_s: Least and greatest seconds per unit, for terms that only a prior identifies.
-    rows, latency_tolerance: Rows that coefficients must reproduce to be consistent, and the relative error allowed.
-    data: The range of the printed rows; costs outside it are extrapolated.
+    latency_s, sent_bytes: Seconds and bytes per unit of each term, by term.
+    latency_bounds_s: Least and greatest seconds per unit, by term, for terms that only a prior identifies.
+    rows, latency_tolerance: Rows whose latency all coefficients in the latency range reproduce, and the relative error
+        that is allowed.
+    data: The range of the printed rows; costs outside this range are extrapolated.
     """
 
     protocol: str = "published"
@@ -280,9 +281,10 @@ class Published(Pricer):
         return Price(latency_s=latency_s, sent_bytes=sent_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
-        """Return the least and greatest seconds over these coefficients and all others that rows and priors allow.
+        """Return a graph's least and greatest latency, in seconds, over all coefficients that rows and priors allow.
 
-        Only coefficients vary, from 0 up. How costs grow with dimensions that no row varies is taken as given.
+        The fitted coefficients are included; no coefficient is negative. Counts do not vary: how costs grow with
+        dimensions that are the same in all rows is taken as given.
         """
         from costmodel.protocols.linear_fit import extremes  # imported here, as costs do not need scipy
 
@@ -292,12 +294,12 @@ class Published(Pricer):
         return min(low, point), max(high, point)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """Return the parts of a graph that are outside the range of the printed rows, in words."""
+        """Return, in words, the parts of a graph that are outside the range of the printed rows."""
         return self.data.outside(graph)
 
 
 def load() -> Published:
-    """Load the committed testbed as a pricer."""
+    """Return the pricer with the coefficients of the package's testbed."""
     testbed = load_file(Testbed, TESTBED)
     priors = {term: constant for term, constant in testbed.latency_s.items() if constant.identified_by == "prior"}
     return Published(

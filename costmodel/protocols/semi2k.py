@@ -28,7 +28,7 @@ NUM_PARTIES = 2
 #   product: a, b and ab of random numbers; square: a and a^2; matrix: A, B and AB
 #   cross: ab, where each party knows one factor; and: products of bits; bit: a random bit as a number of the ring
 Kind = Literal["product", "square", "matrix", "cross", "and", "bit"]
-# kind -> masked numbers opened per element of the result; for matrices it depends on the shape
+# kind -> masked numbers that each party opens per element of the result; for `matrix` they depend on the shape
 MASKS: dict[Kind, int] = {"product": 2, "and": 2, "square": 1, "cross": 1, "bit": 1}
 
 
@@ -36,10 +36,10 @@ MASKS: dict[Kind, int] = {"product": 2, "and": 2, "square": 1, "cross": 1, "bit"
 class Correlation:
     """Correlated randomness of one kind.
 
-    elements: Elements of the result of the step that consumes it.
-    bits: Bits of each element; an element of `and` or `bit` consists of that many correlations of single bits.
+    elements: Number of elements of the result of the step that consumes the randomness.
+    bits: Bits of each element; an element of `and` or `bit` consists of `bits` correlations of single bits.
     shape: Rows, inner dimension and columns of a matrix product; empty for other kinds.
-    opened: Whether the right factor of a `matrix` was opened in an earlier run; its mask is generated nevertheless.
+    opened: Whether the right factor of a `matrix` was opened in an earlier run; the factor's mask is made nevertheless.
     """
 
     kind: Kind
@@ -61,12 +61,12 @@ Correlations: TypeAlias = tuple[Correlation, ...]
 
 
 def comm(op: Op, setting: EngineSetting) -> Comm:
-    """Return the rounds, messages and bytes of one op; a UserError is raised as by `calls_of`."""
+    """Return the rounds, messages and bytes of one op; errors are those of `calls_of`."""
     return price_calls(calls_of(op, setting, share_bytes=setting.ring_bits // 8), setting, PRICES)
 
 
 def correlations_of(op: Op, setting: EngineSetting) -> Correlations:
-    """Return the correlations that one op consumes, in order; a UserError is raised as by `calls_of`."""
+    """Return the correlations that one op consumes, in order; errors are those of `calls_of`."""
     calls = calls_of(op, setting, share_bytes=setting.ring_bits // 8)
     return tuple(correlation for call in calls for correlation in CORRELATIONS[call.primitive](call, setting))
 

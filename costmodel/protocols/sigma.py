@@ -4,8 +4,8 @@
     compute seconds of an op = sum over units of per_unit_s of its class x count
 
 Bytes and rounds are those of the two parties online; there is no preprocessing between them. `key_bytes` is what the
-dealer sends each party before a run and is not in any other number; a key serves one run. Seconds were fitted on
-published GPU runs, which compute and send in turn, by the code of commit d6990533. No engine runs the protocol here.
+dealer sends each party before a run; no other number includes it, and a key serves one run. The code of commit d6990533
+fitted the seconds on published GPU runs, which compute and send in turn. No engine here runs the protocol.
 
 The units of compute seconds are key bytes, rounds and elements of weight matrices. A key is moved to the GPU and its
 step reads all of it, which takes most of the seconds. Each round starts kernels or, for norms on the CPU, threads.
@@ -47,7 +47,7 @@ CLASSES: tuple[Class, ...] = get_args(Class)
 Unit = Literal["rounds", "key_bytes", "weights"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 
-# op types that the logs time separately; the rest of a run is counted as `linear`
+# op types that the logs time separately -> their class; all other ops of a run are of class `linear`
 CLASS_OF: dict[type, Class] = {
     **dict.fromkeys((ops.Gelu, ops.Silu, ops.Relu, ops.LeakyRelu), "activation"),
     ops.Softmax: "softmax",
@@ -60,12 +60,13 @@ class ClassSeconds:
     """The compute seconds of one class of ops, as fitted.
 
     per_unit_s: Seconds per unit of work, by the unit's name.
-    least, greatest: Range of each unit that varies among the fitted ops; ops beyond it are extrapolated.
+    least, greatest: Least and greatest amount of each unit that varies among the fitted ops; outside this range,
+        seconds are extrapolated.
     worst_error: Greatest relative error on a fitted run.
     held_out_error: Greatest relative error on a run that was left out of the fit.
 
-    Raises UserError unless `per_unit_s` has exactly the units UNITS, with finite seconds of at least 0, and `greatest`
-    has at least 1.
+    Raises UserError unless `per_unit_s` has exactly the units UNITS, with finite seconds of at least 0, and every
+    number in `greatest` is at least 1.
     """
 
     per_unit_s: dict[Unit, float]
@@ -88,7 +89,7 @@ class ClassSeconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigmaTestbed:
-    """Fitted seconds by class of op, with the machine and source of the logs, and the names of the fitted runs.
+    """Fitted seconds by class of op, with the machine and source of the logs, and the fitted runs' names (`rows`).
 
     Raises UserError unless `classes` has exactly the names in CLASSES.
     """
@@ -109,14 +110,14 @@ def class_of(op: Op) -> Class:
 
 
 def work(op: Op, cost: Comm) -> dict[Unit, int]:
-    """Return the work of an op by unit: rounds, a party's key bytes, and elements of a matrix product's weight."""
+    """Return an op's work: `rounds` and `key_bytes` of `cost`, and `weights`, the elements of a product's weight."""
     weights = math.prod(op.weight_shapes["weight"]) if op.is_product and op.weight_shapes else 0
     return {"rounds": cost.rounds, "key_bytes": cost.key_bytes, "weights": weights}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sigma(ByFormula):
-    """The pricer of the protocol, on a network and a testbed of published seconds."""
+    """The pricer of protocol `sigma`, on a network and a testbed of seconds that were fitted on published runs."""
 
     protocol: str = "sigma"
     range_over: str = "errors of seconds fitted on published GPUs, not yours"
@@ -139,14 +140,14 @@ class Sigma(ByFormula):
         return sum(per_unit_s[unit] * count for unit, count in work(op, cost).items())
 
     def error_s(self, op: Op, cost: Comm) -> float:
-        """Return the held-out error, in seconds, plus as much again per doubling above or below the fitted ops."""
+        """Return the held-out error, in seconds, plus as much per doubling above or halving below the fitted work."""
         fitted, counts = self.testbed.classes[class_of(op)], work(op, cost)
         below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
         doublings = math.log2(max(self.extrapolation(op), *below, 1.0))
         return self._seconds(op, cost) * fitted.held_out_error * (1 + doublings)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """Return in words the parts of a graph outside the fitted data, and a KV cache, which SIGMA's code lacks."""
+        """Return, in words, a graph's types of op that are larger than any fitted op, and a KV cache if it has one."""
         nodes = tuple(graph)
         is_cached = any(isinstance(node.op, KeyValueCache) and node.op.past_len for node in nodes)
         return (*ByFormula.extrapolated(self, nodes), *([CACHED] if is_cached else []))
@@ -162,7 +163,7 @@ def load(
     testbed: Path | None = None,
     setting: SigmaSetting | None = None,
 ) -> Sigma:
-    """Return the pricer on a network (default `lan`), a testbed (default: committed) and a setting (default: GPT-2's).
+    """Return the protocol's pricer; default network: `lan`, testbed: the package's, setting: that of GPT-2 in the code.
 
     A UserError is raised for an unknown network or a file that is not valid.
     """

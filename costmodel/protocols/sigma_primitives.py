@@ -18,7 +18,7 @@ NUM_PARTIES = 2
 WORD_BITS = 64  # of a stored number or one in a key, however narrow the ring is
 HEADER = 4  # bytes of each number in a key's header
 BLOCK = 16  # bytes of an AES seed
-TREE_BITS = 7  # the bits of a block are the leaves of the last levels; a function of at most 7 bits is a table
+TREE_BITS = 7  # levels of a tree whose leaves are the bits of one block; a function of at most 7 bits is a table
 BATCH_BYTES = 24 * 2**30  # gpu_dpf.cu: greatest size of a batch of keys of one function
 ROOT_INPUT_BITS = 13  # fixtobfloat16.cpp: 6 bits of exponent and 7 of mantissa
 SYNC_BYTES = 1  # comms.cpp, SocketBuf::sync
@@ -28,8 +28,8 @@ SYNC_BYTES = 1  # comms.cpp, SocketBuf::sync
 class SigmaSetting:
     """The setting of protocol `sigma`: numbers modulo 2^ring_bits, in a model whose weights are secret-shared.
 
-    ring_bits: The code runs GPT-2 and BERT with 50; GPT-Neo with 51, Llama 2 with 48, BERT-tiny with 37 (sigma.cu).
-    fraction_bits: Bits after the point; 12 for every model of the code, and required for softmax.
+    ring_bits: In the code, 50 for GPT-2 and BERT, 51 for GPT-Neo, 48 for Llama 2, 37 for BERT-tiny (sigma.cu).
+    fraction_bits: Bits after the point; 12 for every model of the code. A softmax has no formula for another number.
 
     Raises:
         UserError: Unless `fraction_bits` is from 7 to 16 and `ring_bits` from 2 x `fraction_bits` + 3 to 64, or if one
@@ -57,9 +57,10 @@ class SigmaSetting:
 
 
 def opened(elements: int, bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Return the cost of opening numbers of `bits` bits: both parties send shares at once, packed if below `word_bits`.
+    """Return the cost of opening `elements` numbers of `bits` bits: both parties send their shares at once.
 
-    Source: gpu_comms.h and sigma_comms.cpp of `utils`, compressMem and getMemSz.
+    Shares are packed if `bits` is below `word_bits`, the width in which a number is stored. Source: gpu_comms.h and
+    sigma_comms.cpp of `utils`, compressMem and getMemSz.
     """
     if bits <= 2:
         sent = packed_bytes(elements * bits)
@@ -95,9 +96,10 @@ def comparison_key(elements: int, bits: int) -> int:
 
 
 def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = True) -> Comm:
-    """Return the cost of looking up entries of a public table of 2^bits numbers; if not `is_opened`, they stay shared.
+    """Return the cost of looking up `elements` entries of a public table of 2^bits numbers.
 
-    A point function is evaluated at every entry; its sign is opened, then its value. Source: gpu_lut.cu, gpuDpfLUT.
+    A point function is evaluated at every entry; its sign is opened, then its value. The entries that were found are
+    opened if `is_opened`, or stay shared. Source: gpu_lut.cu, gpuDpfLUT.
     """
     point = 2 * 3 * HEADER + elements * (BLOCK * (bits - TREE_BITS + 2) + 4)
     keys = HEADER + point + packed_bytes(elements) + _selection_key(elements)
@@ -106,10 +108,10 @@ def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = Tru
 
 
 def truncated(elements: int, bits: int, shift: int) -> Comm:
-    """Return the cost of removing the `shift` lowest bits of numbers of `bits` bits, rounding down.
+    """Return the cost of removing the `shift` lowest bits of `elements` numbers of `bits` bits, rounding down.
 
-    Numbers are truncated to a smaller ring, and then extended to the ring of `bits`; each step opens a carry or a sign,
-    and then the number. Source: gpu_truncate.cu, TrFloor.
+    Numbers are truncated to a ring of `bits` - `shift` bits, and then extended to the ring of `bits`; each step opens a
+    carry or a sign, and then the number. Source: gpu_truncate.cu, TrFloor.
     """
     keys = 4 * HEADER + comparison_key(elements, shift) + comparison_key(elements, bits - shift)
     return total_comm(
@@ -121,18 +123,18 @@ def truncated(elements: int, bits: int, shift: int) -> Comm:
 
 
 def truncated_small(elements: int, shift: int, to_bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Return the cost of removing the `shift` lowest bits, in a ring of `to_bits`; a number's highest bit must be free.
+    """Return the cost of removing the `shift` lowest bits of `elements` numbers whose highest bit is not used.
 
-    Source: gpu_truncate.cu, TrWithSlack.
+    The results have `to_bits` bits and are stored in words of `word_bits` bits. Source: gpu_truncate.cu, TrWithSlack.
     """
     keys = 4 * HEADER + comparison_key(elements, shift) + packed_bytes(elements) + 3 * word_bits // 8 * elements
     return total_comm([opened(elements, 1), opened(elements, to_bits, word_bits), key(keys)])
 
 
 def positive_part(elements: int, bits: int, to_bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Return the cost of max(x, 0) for x of `bits` bits: the sign is opened, then the result in `to_bits` bits.
+    """Return the cost of max(x, 0) for `elements` numbers x of `bits` bits: the sign is opened, then the result.
 
-    Source: gpu_relu.cu, gpuRelu.
+    The result has `to_bits` bits and is stored in a word of `word_bits` bits. Source: gpu_relu.cu, gpuRelu.
     """
     keys = 3 * HEADER + comparison_key(elements, bits - 1) + packed_bytes(elements)
     return total_comm(
@@ -141,9 +143,10 @@ def positive_part(elements: int, bits: int, to_bits: int, word_bits: int = WORD_
 
 
 def gated(elements: int, ring_bits: int, fraction_bits: int, table_bits: int) -> Comm:
-    """Return the cost of max(x, 0) minus the entry for |x| of a table of 2^table_bits: 2^8 for GELU, 2^10 for SiLU.
+    """Return the cost of GELU or SiLU as max(x, 0) minus an entry of a table, which is looked up by |x|.
 
-    |x| has 6 fraction bits and is clipped. Source: gpu_gelu.cu, gpuKeyGenGelu and gpuGelu; sigma.h of `backend`.
+    The table has 2^table_bits entries (2^8 for GELU, 2^10 for SiLU); |x| has 6 fraction bits and is clipped. Source:
+    gpu_gelu.cu, gpuKeyGenGelu and gpuGelu; sigma.h of `backend`.
     """
     bits, word_bits = ring_bits - 2 * fraction_bits + 7, 8 if table_bits <= 8 else 16
     signs = replace(_exchanged(2 * packed_bytes(elements)), key_bytes=HEADER + comparison_key(elements, bits - 1))
@@ -161,7 +164,7 @@ def gated(elements: int, ring_bits: int, fraction_bits: int, table_bits: int) ->
 def multiplied(elements: int, factors: int, ring_bits: int) -> Comm:
     """Return the cost of element-wise products by Beaver's method, where only the products are opened.
 
-    elements: number of products, each with a left factor of its own. factors: number of right factors, which repeat.
+    elements: number of products and of left factors. factors: number of right factors, some used for several products.
 
     Source: gpu_mul.cu; gpu_window.cu, windowMul.
     """
@@ -169,7 +172,7 @@ def multiplied(elements: int, factors: int, ring_bits: int) -> Comm:
 
 
 def squared(elements: int, ring_bits: int, sums: int | None = None) -> Comm:
-    """Return the cost of squares; only `sums` sums of squares are opened, or all squares if None.
+    """Return the cost of `elements` squares, of which only `sums` sums are opened; all squares are opened if None.
 
     Source: gpu_layernorm.cu, gpuLayerNorm.
     """
@@ -187,8 +190,9 @@ def matrix_product(operands: int, outputs: int, ring_bits: int) -> Comm:
 
 
 def inverse_root(rows: int, ring_bits: int) -> Comm:
-    """Return the cost of 1/sqrt(x) on the CPU, from a table of exponent and mantissa: 5 openings, 3 one-byte syncs.
+    """Return the cost of `rows` inverse roots on the CPU, from a table by exponent and mantissa of a number.
 
+    There are 5 openings, and 3 synchronisations of a byte each.
     Source: api.cpp, fixtobfloat16.cpp and src/llama/comms.cpp of ext/sytorch/ext/llama: Rsqrt, F2BF16, LUT_dfpet,
         reconstructRT and Select.
     """

@@ -9,8 +9,8 @@ The code runs the blocks of GPT-2, GPT-Neo, BERT and Llama 2. For other ops, the
 - Sigmoid, tanh, tokens that are looked up, the piecewise GELU, and softmax in other forms than exact and bounded have
   no formula.
 - Bounded softmax is the code's softmax without the tree for the maximum. The table of inverses keeps 6 fraction bits of
-  a row's sum, which is no longer at least 1, so bounds must lie close to the maxima.
-- A query against cached keys uses the same steps, in a rectangle of scores.
+  a row's sum, which can be less than 1 without the maximum, so bounds must lie close to the maxima.
+- With cached keys, when there are fewer queries than keys, the steps are the same, and all scores are computed.
 
 Weights are secret, so products with them are products of two secrets. As under other protocols, sharing them is not
 counted, but their masks are in the keys. Both parties know masked numbers, so sums and products with public integers
@@ -43,10 +43,10 @@ from costmodel.protocols.sigma_primitives import (
 
 OTHERS = "choose protocol semi2k, aby3 or cheetah"
 EXPONENT_BITS = 16  # gpu_nexp.cu: bits of a score's distance to the maximum, 12 of them after the point
-TABLE_BITS = 8  # of each of the two tables that make an exponential
-SUM_SHIFT = 6  # gpu_inverse.cu: fraction bits that a row's sum loses ahead of its table
-INVERSE_BITS = (8, 16)  # gpu_inverse.cu and gpu_lut.h: least and most bits of that table
-SUM_FRACTION_BITS = 12  # gpu_inverse.cu: the only number of fraction bits that it supports
+TABLE_BITS = 8  # of the index of each of the two tables that make an exponential
+SUM_SHIFT = 6  # gpu_inverse.cu: number of fraction bits cut off a row's sum before its inverse is looked up
+INVERSE_BITS = (8, 16)  # gpu_inverse.cu and gpu_lut.h: least and most bits of the index of the table of inverses
+SUM_FRACTION_BITS = 12  # the only number of fraction bits that gpu_inverse.cu supports
 GELU_TABLE_BITS, SILU_TABLE_BITS = 8, 10  # sigma.h
 
 Formula: TypeAlias = Callable[[Any, SigmaSetting], Comm]

@@ -36,8 +36,8 @@ def document(
 ) -> dict[str, Any]:
     """Return the comparison as JSON data, in SI units, with every key always present and null if not known.
 
-    The data begin with `title`, which names the model. `by_op` sums to `total`. Latency is measured with one process
-    per party on one machine, so `network` is null; `on_network` is the prediction for a network, or None.
+    title: first entries of the data, which name the model. on_network: prediction for a network, or None. Costs in
+    `by_op` sum to `total`. `network` is null, since latency is measured with one process per party on one machine.
     """
     return {
         **title,
@@ -138,7 +138,7 @@ def _engine(comparison: Comparison) -> str:
 
 
 def summary(comparison: Comparison, model: str, deployment: DeploymentFacts, on_network: Estimate | None) -> list[str]:
-    """Return the most important facts as lines; `model` describes the model, `on_network` is as for `document`."""
+    """Return the main results as lines. model: the model in words. on_network: prediction for a network, or None."""
     predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
     difference = _difference(predicted.sent_bytes, measured.sent_bytes)
     whose = shown(deployment["public_layers"], deployment["client_layers"])
@@ -200,7 +200,7 @@ def _memory_line(memory: PeakMemory | None, measured: Sequence[int | None]) -> s
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Tabulate every op, every type of op and the total."""
+    """Return a table of predicted and measured costs, with a row per op, per type of op, and for the total."""
     titles = ["predicted bytes", "measured", "difference", "predicted messages", "measured", "rounds"]
     shown = table(["op"], [*titles, "predicted s", "measured"], [])
     kinds: dict[str, list[tuple[Comm, Measured, float | None]]] = {}

@@ -1,4 +1,4 @@
-"""Formats estimates as tables and JSON; costs stay in SI units until here."""
+"""Formats estimates as tables, with units chosen by size, and as JSON, in SI units."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from costmodel.report.tables import table
 from costmodel.trust import Trust, facts
 
 PUBLIC = ("temperatures", "bounds of scores", "scalars of shaped attention", "causal mask", "rotary angles")
-# Defaults, which a summary does not mention.
+# Setting -> default, which a summary does not mention.
 USUAL = {"weights": "secret", "weight_masks": "fresh", **asdict(Deployment()), "softmax": "exact"}
 
 # The fields of `costmodel.deployment.deploy.Deployment`.
@@ -37,8 +37,8 @@ PRICE_KEYS = (
 def op_records(estimate: Estimate) -> list[dict[str, Any]]:
     """Return a record of every op, in order; costs are in SI units and sum to the total.
 
-    The keys are `op` (the class), `layer`, `name`, `shape` (integer fields by name), those in PRICE_KEYS, and
-    `extrapolation`, the ratio of the op's work to the most that was fitted (None if not known).
+    The keys are `op` (the class), `layer`, `name`, `shape` (integer field -> value), those in PRICE_KEYS, and
+    `extrapolation`, the op's amount of work over the largest in the fitted data (None if not known).
     """
     return [
         {
@@ -63,7 +63,7 @@ def total_document(estimate: Estimate) -> dict[str, Any]:
 
 
 def setting_document(priced: Sequence[Op], setting: Setting | None, deployment: DeploymentFacts) -> dict[str, Any]:
-    """Return as JSON data how numbers are represented, who holds what, the deployment, and the forms of ops."""
+    """Return number representation, secret and public data, deployment, and forms of GELU and softmax, as JSON data."""
     return {
         "formulas_of": setting and setting.formulas_of,
         "ring_bits": setting and setting.ring_bits,
@@ -84,7 +84,7 @@ def _forms(priced: Sequence[Op], kind: type[ops.Gelu] | type[ops.Softmax]) -> st
 
 
 def unusual(priced: Sequence[Op], setting: Setting | None, deployment: DeploymentFacts) -> str:
-    """Return the settings that differ from USUAL as text such as `, phase decode`; empty if none does."""
+    """Return the settings that differ from USUAL as text such as `, phase decode`; empty if no setting differs."""
     stated = setting_document(priced, setting, deployment)
     other = {key: stated[key] for key, usual in USUAL.items() if stated[key] not in (None, usual)}
     return "".join(f", {key.replace('_', ' ')} {value}" for key, value in other.items())
@@ -97,7 +97,7 @@ def price_numbers(price: Price) -> dict[str, float | int | None]:
 
 
 def estimate_tables(estimate: Estimate) -> list[Table]:
-    """Tabulate costs per layer, with equal neighbours on one line, and per type of op, with embedding and head."""
+    """Return a table of costs per layer (embedding and head too; equal neighbours on one line), and one per op type."""
     layers = []
     for price, group in groupby(estimate.by_layer, key=itemgetter(1)):
         alike = [layer for layer, _ in group]
@@ -129,7 +129,7 @@ def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -
 
 
 def trust_document(trust: Trust, made: Sequence[GeneratorCost] = ()) -> dict[str, Any]:
-    """Return the trust as JSON data. made: costs of alternatives to a dealer, by formula, so `measured` is false."""
+    """Return a trust as JSON data. made: costs of ways to do without the dealer, which are not measured."""
     return {
         **facts(trust),
         "alternatives": [
@@ -147,7 +147,7 @@ def trust_document(trust: Trust, made: Sequence[GeneratorCost] = ()) -> dict[str
 
 
 def made_table(made: Sequence[GeneratorCost]) -> Table:
-    """Tabulate the costs of making the dealer's randomness in other ways."""
+    """Return a table of the costs of making the dealer's correlated randomness in other ways."""
     return table(
         ["correlated randomness by", "trusting"],
         ["sent ahead", "on the network"],
@@ -161,7 +161,7 @@ def made_table(made: Sequence[GeneratorCost]) -> Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """The cost of each new token, first the prompt's run; each cost is of one token of all `batch` sequences."""
+    """The costs of runs that each make one new token in all `batch` sequences; the first run reads the prompts."""
 
     prompt_len: int
     by_token: tuple[Price, ...]
@@ -173,12 +173,12 @@ class Tokens:
 
     @property
     def per_token(self) -> Price:
-        """The mean over all tokens of all sequences."""
+        """The mean cost of a new token of one sequence."""
         return shared_price(self.total, len(self.by_token) * self.batch)
 
 
 def tokens_document(tokens: Tokens) -> dict[str, Any]:
-    """Return tokens as JSON data: `prompt` and `decode` sum to the total; `by_token` has the cost of each token."""
+    """Return costs as JSON data: of the prompt's run, of later runs together (`decode`), and of each run."""
     prompt, *steps = tokens.by_token
     return {
         "new_tokens": len(tokens.by_token),
@@ -190,7 +190,7 @@ def tokens_document(tokens: Tokens) -> dict[str, Any]:
 
 
 def token_records(tokens: Tokens) -> list[dict[str, Any]]:
-    """Return the cost of every new token and the number of tokens that the model read before it."""
+    """Return a record per new token: its number from 1, the tokens of the sequence before it (`read`), and its cost."""
     return [
         {"token": index, "read": tokens.prompt_len + index - 1, **asdict(price)}
         for index, price in enumerate(tokens.by_token, start=1)
@@ -207,7 +207,7 @@ def tokens_line(tokens: Tokens) -> str:
 
 
 def tokens_table(tokens: Tokens) -> Table:
-    """Tabulate tokens 1, 2, 5, 10, 20, 50 and so on, the last one, and the total."""
+    """Return a table of the costs of tokens 1, 2, 5, 10, 20, 50 and so on, of the last token, and of all in total."""
     since_s, rows = 0.0, []
     for index, price in enumerate(tokens.by_token, start=1):
         since_s += price.latency_s

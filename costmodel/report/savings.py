@@ -1,4 +1,4 @@
-"""Finds how a model can be run for less without changing its function, and says so in one line."""
+"""Finds how a model can be run at a lower cost without changing its function, and says so in one line."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ from costmodel.estimate import Pricer
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols.derived import Derived, check_setting
 
-LEAST = 0.03  # share of the latency; less is not worth a flag
-NUM_BLOCKS = 4  # of queries, which leave out 3/8 of the scores
+LEAST = 0.03  # share of the latency that a saving saves at least; less is not worth a flag
+NUM_BLOCKS = 4  # blocks of queries, which leave 3/8 of the scores out
 
 EMBEDS = "the client then has the embedding's weights, and the vocabulary projection's if they are tied"
 KEPT = "if an earlier run has made the masks"
@@ -24,7 +24,7 @@ KEPT = "if an earlier run has made the masks"
 class Saving:
     """Flags that lower a cost further, and the cost per new token with these flags and those of all earlier savings.
 
-    `note` says what the flags reveal or assume; it is empty if they do neither.
+    note: what the flags reveal or assume, in words; empty if nothing.
     """
 
     flags: str
@@ -43,14 +43,14 @@ def savings(
     context: int | None = None,
     makes_masks: bool = False,
 ) -> tuple[Saving, ...]:
-    """Return changes that each save at least `LEAST` of the latency left by those before it, the largest first.
+    """Return savings, each of which lowers the latency that earlier ones leave by at least `LEAST`, the largest first.
 
-    Choices that reveal or assume something come last, and unsupported ones are left out. The result is empty for a
-    graph without a `TokenEmbedding`, or one that cannot be priced. Costs are per new token of one sequence.
+    Savings that reveal or assume something come last. The result is empty for a graph without a `TokenEmbedding`, or a
+    graph that cannot be priced. Costs are per new token of one sequence.
 
     Args:
-        whole: Return the op graph for a number of prompt tokens, before deployment.
-        context: Most tokens that the model reads; None if only `whole` knows.
+        whole: Function that returns the op graph for a number of prompt tokens, before deployment.
+        context: Number of tokens that the model can read; None if only `whole` checks it.
         makes_masks: Whether the first run makes the masks that later runs reuse.
     """
     known: dict[Any, Price] = {}  # layers and choices repeat ops
@@ -119,7 +119,7 @@ def _with_setting(pricer: Pricer, changes: Mapping[str, Any]) -> Pricer:
 
 
 def savings_line(found: Sequence[Saving], subject: str = "") -> str:
-    """Return the savings in words, after `subject`; empty if there are none."""
+    """Return savings in one line that begins with `subject`; empty if there are none."""
     parts = [
         f"{format_seconds(each.latency_s)}, {format_bytes(each.sent_bytes)} with {each.flags}"
         f"{' too' if index else ''}{f' ({each.note})' if each.note else ''}"

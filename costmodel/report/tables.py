@@ -18,7 +18,7 @@ def table(
     footers: Mapping[str, str] | None = None,
     title: str | None = None,
 ) -> Table:
-    """Return a table with columns `left` of names and `right` of numbers, by title; `footers` are by title too."""
+    """Return a table. left, right: titles of the columns of names, and of numbers; footers: title -> footer."""
     shown = Table(box=None, pad_edge=False, show_footer=footers is not None, title=title, title_justify="left")
     shown.title_style = ""
     for name in left:
@@ -30,7 +30,7 @@ def table(
     return shown
 
 
-PIPE_WIDTH = 160  # columns of a table that is not printed to a terminal
+PIPE_WIDTH = 160  # characters in a line of a table that is not printed to a terminal
 
 
 def print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:
@@ -44,7 +44,7 @@ def print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:
 
 
 def print_csv(records: Sequence[Mapping[str, Any]]) -> None:
-    """Print records, all with the same keys, as CSV; a mapping in a record becomes `name=value` words."""
+    """Print records, all with the same keys, as CSV; a mapping inside a record becomes words `name=value`."""
     if not records:
         return
     writer = csv.DictWriter(sys.stdout, fieldnames=list(records[0]), lineterminator="\n")

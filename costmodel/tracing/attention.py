@@ -2,7 +2,7 @@
 
 An attention includes everything that rotates queries and keys, arranges heads, or scales scores, caps them by a tanh or
 divides them by temperatures. Masks are public, and the full square of scores is counted. The public factors of queries
-and keys are multiplied into one, like 1/sqrt(head_dim); if there are none, the first factor of the scores is taken.
+and keys, such as 1/sqrt(head_dim), are multiplied into one; if there are none, the first factor of the scores is taken.
 """
 
 from dataclasses import dataclass, field, replace
@@ -47,7 +47,7 @@ def fused(program: Program, node: FxNode) -> TracedOps:
 
 
 def narrowed(program: Program, node: FxNode) -> TracedOps:
-    """Return the ops of a fused attention kernel of which `node` takes the first columns; no others are computed."""
+    """Return the ops for the first columns of a fused attention kernel, if `node` takes no others; otherwise none."""
     source, last = node.args[0], len(size(node)) - 1
     kernel = source.args[0] if kind(source) == "getitem" and source.args[1] == 0 else source
     if (
@@ -307,19 +307,19 @@ PATTERNS: Patterns = {
 }
 
 
-HIDING = -1e3  # hidden scores get a smaller number added: -1e4 in OpenAI GPT, elsewhere the least number
+HIDING = -1e3  # a mask adds a number below this to hide a score: -1e4 in OpenAI GPT, elsewhere the least number
 
 
 def seen_by(mask: Any) -> Any:
-    """Return where a mask leaves scores visible: where the mask is true, or adds more than `HIDING`."""
+    """Return booleans: where a mask leaves scores visible, because the mask is true or adds more than `HIDING`."""
     return mask > HIDING if mask.dtype.is_floating_point else mask.bool()
 
 
 def unmasked(program: Program, node: FxNode, seen: list[Any]) -> tuple[FxNode, Any] | None:
-    """Return the scores before a mask, and where the mask leaves them visible (None: everywhere); None if not a mask.
+    """Return the scores before `node` masks them, and where they stay visible (None: everywhere); None if it does not.
 
-    seen: where masks that are applied later leave scores visible; a product with 0 or 1 is a mask only if a later mask
-        hides the scores that are 0.
+    seen: where masks that are applied later leave scores visible; a product with 0 or 1 is a mask only if later masks
+        hide the scores that it sets to 0.
     """
     inputs = program.secret_inputs(node)
     if len(inputs) != 1:

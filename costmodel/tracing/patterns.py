@@ -1,6 +1,6 @@
-"""Recognise the typed op that an operation of an exported program stands for, alone or with operations before it.
+"""Recognise the typed op that one operation of an exported program, or several in a row, stand for.
 
-Each pattern takes the last operation of what it recognises, and returns the ops that compute its value, or none.
+A pattern is a function that takes the last of these operations, and returns the ops that compute its value, or none.
 Linears and tables are recognised by structure, activations by the values of the function that they compute.
 """
 
@@ -26,7 +26,7 @@ from costmodel.tracing.program import (
 )
 
 VALUE_TOLERANCE = 1e-5  # the tanh form of GELU differs from the exact one by 5e-4
-LARGEST_ACTIVATION = 12  # most operations of a written-out activation; GELU has 8
+LARGEST_ACTIVATION = 12  # largest number of operations of a written-out activation; GELU has 8
 CAPS: frozenset[str] = FACTORS | {"tanh"}  # cap * tanh(x / cap) keeps logits and scores within a cap
 # Element-wise operations of which a written-out activation may consist.
 ELEMENTWISE: frozenset[str] = frozenset(
@@ -42,8 +42,8 @@ ELEMENTWISE: frozenset[str] = frozenset(
 class TracedOp:
     """One op of a traced model.
 
-    part: name of the op within the module that the operation `anchor` is in. inputs: operations of the program, or
-        earlier ops of the same pattern.
+    anchor: operation of the program whose module gives the op its name and layer. part: name of the op within this
+        module. inputs: operations of the program, or ops that the same pattern returned before this one.
     """
 
     part: str
@@ -56,6 +56,7 @@ TracedOps: TypeAlias = tuple[TracedOp, ...]
 
 
 def step(part: str, op: Op, anchor: FxNode, *inputs: Any) -> TracedOps:
+    """Return a tuple of one `TracedOp` with these fields, to which a pattern can add others."""
     return (TracedOp(part=part, op=op, inputs=inputs, anchor=anchor),)
 
 
@@ -229,7 +230,7 @@ def rows_and_features(node: FxNode) -> dict[str, Any]:
 
 
 def first_match(patterns: Patterns, program: Program, node: FxNode) -> TracedOps:
-    """Return the ops of the first pattern that recognises a node, or none."""
+    """Return the ops of the first pattern that recognises a node; an empty tuple if none does."""
     return next((steps for pattern in patterns.get(kind(node), ()) if (steps := pattern(program, node))), ())
 
 

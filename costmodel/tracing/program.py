@@ -21,6 +21,7 @@ REARRANGES: frozenset[str] = frozenset(
         "transpose", "unbind", "unflatten", "unsqueeze", "_unsafe_view", "view", "expand_as", "reshape_as", "view_as",
     }
 )  # fmt: skip
+# Operations that return several parts of their operand; and those that take a range of an axis.
 SPLITS: frozenset[str] = frozenset({"chunk", "split", "split_with_sizes", "unbind"})
 CUTS: frozenset[str] = SPLITS - {"unbind"} | {"slice", "narrow"}
 CASTS: frozenset[str] = frozenset({"_to_copy", "to", "type_as"})
@@ -43,8 +44,8 @@ class Program:
     nodes: Operations in execution order.
     tokens, output: The input, and the logits (whatever the model returns first).
     secret, learned: Nodes that depend on the tokens; nodes that depend on parameters and not on the tokens.
-    value: Computes the value of a node that is not secret; raises UserError if it cannot.
-    samples, activations: Sample arguments, and the values of each known activation there, by its name.
+    value: Function that computes the value of a node that is not secret; raises UserError if it cannot.
+    samples, activations: Arguments of activations, and the values of each known activation at these, by its name.
     """
 
     nodes: tuple[FxNode, ...]
@@ -61,7 +62,7 @@ class Program:
         return [source for source in value_inputs(node) if source in self.secret]
 
     def moved(self, node: FxNode) -> list[FxNode]:
-        """Return the secret values that a local operation passes on; none if the operation is not local."""
+        """Return the secret values that a local operation passes on; an empty list if the operation is not local."""
         name, sources = kind(node), self.secret_inputs(node)
         first = node.args[0] if node.args else None
         handed = first if isinstance(first, (list, tuple)) else [first]
@@ -84,7 +85,7 @@ class Program:
         return name in NEUTRAL and self.secret_inputs(node) == [node.args[0]] and node.args[1] == NEUTRAL[name]
 
     def split_product(self, node: FxNode) -> tuple[FxNode, Any]:
-        """Return the secret and the public operand of a product or secret / public quotient; else (None, None)."""
+        """Return the secret and the public operand of a product, or of secret / public; (None, None) for others."""
         if kind(node) not in FACTORS:
             return None, None
         first, second = node.args[:2]
@@ -95,7 +96,7 @@ class Program:
         return None, None
 
     def public_number(self, value: Any) -> float | None:
-        """Return the number in a literal or public value; None for a secret, several numbers or a `meta` tensor."""
+        """Return a number or the number in a public value; None for a secret, several numbers or a `meta` tensor."""
         if not is_node(value):
             return float(value) if isinstance(value, (int, float)) else None
         if value in self.secret or numel(value) != 1:
@@ -104,7 +105,7 @@ class Program:
         return None if computed.is_meta else float(computed.detach())
 
     def public_factor(self, node: FxNode) -> tuple[FxNode, float | None]:
-        """Return the secret operand of a product with one public number, and that number; else (None, None).
+        """Return the secret operand of a product with one public number, and this number; (None, None) for other nodes.
 
         For a quotient the number is inverted. The numbers 0 and infinity do not count as factors.
         """
@@ -131,7 +132,7 @@ class Program:
 def dependent(
     nodes: Iterator[FxNode] | tuple[FxNode, ...], roots: set[FxNode], known: frozenset[FxNode] = frozenset()
 ) -> frozenset[FxNode]:
-    """Return the roots and all nodes computed from their values; `known` nodes are left out, and not followed."""
+    """Return the roots and all nodes computed from their values, without `known` nodes and paths through them."""
     reached = set(roots)
     for node in nodes:
         if node not in known and any(source in reached for source in value_inputs(node)):
@@ -140,7 +141,7 @@ def dependent(
 
 
 def unpadded(nodes: tuple[FxNode, ...], tokens: FxNode) -> frozenset[FxNode]:
-    """Return the comparisons of tokens with a padding id that positions are counted from; all are true in a prompt."""
+    """Return the nodes that compare tokens with a padding id to count positions; in a prompt, they are all true."""
     comparisons = set()
     for node in nodes:
         if kind(node) == "cumsum":
@@ -191,7 +192,7 @@ def argument(node: FxNode, position: int, name: str, default: Any = None) -> Any
 
 
 def value_inputs(node: FxNode) -> list[FxNode]:
-    """Return the nodes whose values a node reads, not only their shapes or types."""
+    """Return the nodes whose values a node reads, without those of which it reads only the shape or type."""
     if kind(node) in SHAPE_ONLY:
         return []
     return node.all_input_nodes[:1] if kind(node) in LIKE_OTHERS else list(node.all_input_nodes)

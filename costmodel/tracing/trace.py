@@ -1,12 +1,12 @@
-"""Find the op graph of any torch model, from its exported ATen program; see `trace`.
+"""Find the op graph of a torch model from its exported ATen program; see `trace`.
 
 The program is followed backwards from the logits: operations that only rearrange numbers are skipped, operations that a
 pattern recognises become typed ops, and all others are listed in the error that refuses the model. Nothing is dropped
 or priced as zero. Entropies, caches and other values that do not affect the logits are not part of the graph.
 
-A sum with one operand times a learned scalar is priced as if both had one. Masks are public and free. Attention under
-any mask is run as causal, and attention without a mask as it is; other numbers that are added to scores are left out. A
-prompt has no padding. Names are module paths, such as `transformer.h.3.attn.c_attn`.
+A sum with one operand times a learned scalar is priced as if both operands had one. Masks are public and free.
+Attention under any mask is run as causal, attention without a mask is run without one, and other numbers that are added
+to scores are left out. A prompt has no padding. Names of nodes are module paths, such as `transformer.h.3.attn.c_attn`.
 
 A graph computes the model only if the rows of a packed projection's weight are ordered as queries, keys, values. A
 graph in which an op reads a part of a value that is not a range of columns can be priced, but not run.
@@ -40,7 +40,7 @@ from costmodel.tracing.program import (
 )
 
 Module: TypeAlias = Any  # torch.nn.Module; torch is imported only if there is a model
-WRAPPED = "model"  # name of the traced module inside the one that extracts its logits
+WRAPPED = "model"  # name of the traced module inside the module that extracts its logits
 # Arguments of transformers and `nas.model.decoder` that make a model return only logits.
 QUIET: dict[str, bool] = {"use_cache": False, "with_entropies": False}
 # Operations that only wrap an inner graph -> the position of that graph among their arguments.
@@ -48,7 +48,7 @@ WRAPPERS: dict[str, int] = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled
 
 
 def program_of(model: Module, seq_len: int, name: str) -> Program:
-    """Return the program of a module for `seq_len` tokens. Raise UserError as `trace`, but allow all operations."""
+    """Return a module's exported program for `seq_len` tokens. Raise UserError as `trace`, but allow all operations."""
     import torch
 
     if not isinstance(model, torch.nn.Module):

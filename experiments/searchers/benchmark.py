@@ -40,11 +40,11 @@ from search_spaces.space import build_space
 
 LEAST_ROWS = 8  # two generations
 QUARTILES = (0.25, 0.5, 0.75)
-REACHED = (0.95, 0.99)  # shares of the pool's hypervolume: a good front, and an almost complete one
+REACHED = (0.95, 0.99)  # shares of the pool's hypervolume: of a good front, and of an almost complete one
 SEQ_LEN = 128
 KEPT_BACK = 3  # one row in three is reserved for final figures
 
-BARS = (  # title, rivals (empty: all others), greatest ratio of tokens to theirs
+BARS = (  # title, rivals (empty: all others), greatest ratio of tokens to the best rival's
     ("uniform", ("uniform",), 1 / 3),
     ("the best of four baselines", ("nsga2", "tpe", "gp", "evolution"), 1 / 2),
     ("the best of all", (), 1.0),
@@ -58,8 +58,8 @@ Curves: TypeAlias = Mapping[str, Sequence[Curve]]
 class ReplayedPart:
     """The settings of the searches that are replayed on a part of the table.
 
-    `pools` are `development`, two rows of three, for tuning; `final`, the others; or `all`. `budget_latency` has a
-    unit, such as 5min. `parent_loss` is in nats per token.
+    pools: sets of rows to search: `development`, two rows of three, for tuning; `final`, the others; `all`.
+    budget_latency: with a unit, such as 5min. parent_loss: nats per token.
     """
 
     pools: tuple[str, ...]
@@ -72,8 +72,8 @@ class Settings:
     """The experiment's YAML.
 
     table: the file of the table's experiment, in `experiments/configs`. parts: settings by name of a part of the table.
-    reference_perplexity: the unigram baseline's. num_runs: searches per searcher, with seeds from 0. num_trials:
-    full trainings whose tokens a search may use. judged: the searcher to which `BARS` apply; one of `searchers`.
+    reference_perplexity: the unigram baseline's. num_runs: searches per searcher, with seeds from 0. num_trials: number
+    of full trainings whose tokens a search may use. judged: the searcher to which `BARS` apply; one of `searchers`.
     """
 
     table: str
@@ -136,7 +136,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def read_entries(part: TablePart) -> Entries:
-    """Return the trained members of a part, in the order of its space; a UserError is raised if there are too few."""
+    """Return the trained members of a part, in the order of its space. Raises UserError if there are too few."""
     base = table_space(part).base
     rows: dict[str, list[Ended]] = {row: [] for row in table_rows(part)}
     for record in read_outcomes(DATA / part.committed):
@@ -158,7 +158,7 @@ def read_entries(part: TablePart) -> Entries:
 
 
 def pool_of(entries: Entries, name: str) -> Entries:
-    """Return a pool of a table by name; a UserError is raised for an unknown one."""
+    """Return the entries of a pool: `all`, `development` or `final`. A UserError is raised for another name."""
     if name not in ("all", "development", "final"):
         raise UserError(f"`pools` must be of all, development and final, but got {name!r}.")
     return {
@@ -169,7 +169,7 @@ def pool_of(entries: Entries, name: str) -> Entries:
 
 
 def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, entries: Entries) -> SearchProblem:
-    """Return the problem for searchers: a space of exactly the pool's architectures, the parent and its blocks."""
+    """Return the problem for searchers: a space of exactly the pool's members, the parent, and its block scores."""
     placements = tuple(placement(member.architecture) for member in entries)
     definition = replace(table_space(part).definition, choices=None, members=placements)
     priced = price_space(build_space(definition), load_pricer(), SEQ_LEN)
@@ -185,9 +185,9 @@ def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, en
 
 
 def regrets(runs: Sequence[Curve], marks: Sequence[int]) -> Floats:
-    """Return quartiles over runs of the regret after each mark of tokens: marks x 3.
+    """Return the three quartiles over runs of the regret after each number of trained tokens (`marks`): marks x 3.
 
-    Regret is the share, in %, of the pool's hypervolume that is not found yet. Unfinished trainings do not count.
+    Regret is the share of the pool's hypervolume, in %, that a run's front lacks. Unfinished trainings do not count.
     """
     shares = np.array([[(0.0, *curve.shares)[bisect_right(curve.tokens, mark)] for curve in runs] for mark in marks])
     quartiles: Floats = np.quantile(100 * (1 - shares), QUARTILES, axis=1)
@@ -195,7 +195,10 @@ def regrets(runs: Sequence[Curve], marks: Sequence[int]) -> Floats:
 
 
 def tables(curves: Curves, best: Sequence[float | None], marks: Sequence[int]) -> list[Table]:
-    """Tabulate regret by trained tokens, and tokens until REACHED. best: the pool's least loss, nats, by cost slice."""
+    """Return a table of regret by trained tokens, and one of tokens until REACHED and of the best perplexities.
+
+    best: the pool's least loss in each slice of the cost, nats. marks: numbers of tokens, some of which get a column.
+    """
     shown = marks[GENERATION_SIZE - 1 :: GENERATION_SIZE]
     growth = table(
         ("searcher",),
@@ -222,16 +225,16 @@ def tables(curves: Curves, best: Sequence[float | None], marks: Sequence[int]) -
 
 
 def tokens_until(curve: Curve, reached: float) -> float:
-    """Return the trained tokens until this share of the hypervolume, infinite if it was not reached."""
+    """Return the number of trained tokens until a share of the hypervolume; infinite if the share was not reached."""
     pairs = zip(curve.tokens, curve.shares, strict=True)
     return next((float(tokens) for tokens, share in pairs if share >= reached), math.inf)
 
 
 def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[list[str]]:
-    """Compare the judged searcher with others by the median of tokens until REACHED shares of the hypervolume.
+    """Return rows of name, value, bound, and PASS or FAIL, which compare the searcher `judged` with others (`BARS`).
 
-    The median is infinite if half of the runs do not reach a share. If `stratified` is among the searchers, a last row
-    compares regret with it. Rows have a name, a value, its bound, and PASS or FAIL.
+    They are compared by the median of tokens until REACHED shares of the hypervolume, infinite if half of the runs do
+    not reach a share. The last row counts the marks at which `stratified`, if it was run, has a lower median regret.
     """
     rows = []
     for reached, (title, names, most) in product(REACHED, BARS):
@@ -253,7 +256,7 @@ def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[list[str
 
 
 def regret_figure(title: str, curves: Curves, marks: Sequence[int]) -> PanelFigure:
-    """Return a figure of the median and upper quartile of regret against trained tokens."""
+    """Return a figure of each searcher's regret, median and upper quartile, against trained tokens."""
     quartiles = {name: regrets(runs, marks) for name, runs in curves.items()}
     millions = tuple(mark / 1e6 for mark in marks)
     panels = []

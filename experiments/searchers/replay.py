@@ -1,8 +1,8 @@
-"""Replays a search on a table of trainings, which shows what it finds per trained token, at no cost.
+"""Replays a search on a table of trainings, which shows without training what the search finds per trained token.
 
-A training that a searcher asks for is taken from the table, with a random seed. The front of what it has seen is scored
-by means over all seeds, and so is the front of the whole table, so that lucky seeds do not count. Proposals come in
-generations with the lag of a real search, trials stop at the same rungs, and searchers have the same budget of tokens.
+A training that a searcher asks for is taken from the table, with a random seed. The front that a searcher has found is
+scored by means over all seeds, as the table's front is, so that lucky seeds do not count. Proposals come in generations
+with the lag of a real search (`nas.study.schedule`), trials stop at its rungs, and all searchers have equal budgets.
 """
 
 import statistics
@@ -29,7 +29,7 @@ BRACKET = 8  # candidates that start together in successive halving
 
 
 class Training(NamedTuple):
-    """A training: loss and losses at rungs in nats, None if it diverged, and its total tokens."""
+    """A training. loss: final loss in nats per token; None if it diverged. tokens: in all. rungs: earlier losses."""
 
     loss: float | None
     tokens: int
@@ -37,7 +37,7 @@ class Training(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One architecture of the table, with its trainings by seed."""
+    """One architecture of the table, with one training for each seed."""
 
     member: Member
     latency_s: float
@@ -51,9 +51,9 @@ class Entry(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A replayed search: total tokens and share of the table's hypervolume after each training (halving: bracket).
+    """A replayed search: trained tokens and share of the table's hypervolume, after each training (halving: bracket).
 
-    `best` is the least mean loss, in nats, on its final front by slice of the cost.
+    best: least mean loss, in nats, on the final front in each slice of the cost; None for a slice without a member.
     """
 
     tokens: tuple[int, ...]
@@ -62,7 +62,7 @@ class Curve(NamedTuple):
 
 
 def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
-    """Replay one search, until it has trained as many tokens as `num_trials` full trainings, or the whole table."""
+    """Replay a search until it has used the tokens of `num_trials` full trainings, or has nothing left to ask for."""
     if searcher == HALVING:
         return replay_halving(problem, entries, num_trials, seed)
     strategy = searcher_of(searcher)(problem)
@@ -102,12 +102,12 @@ def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry
 
 
 def budget_of(entries: Mapping[Member, Entry], num_trials: int) -> int:
-    """Return the tokens of `num_trials` full trainings, each as long as the longest in the table."""
+    """Return the number of tokens of `num_trials` full trainings, each as long as the longest in the table."""
     return num_trials * max(training.tokens for entry in entries.values() for training in entry.trainings)
 
 
 class Progress:
-    """What a replayed search has seen and spent so far; `tokens` counts its trained tokens."""
+    """What a replayed search has found so far. tokens: number of trained tokens. whole: hypervolume of the table."""
 
     def __init__(self, problem: SearchProblem, entries: Mapping[Member, Entry]) -> None:
         self.problem, self.reference = problem, reference_of(problem)
@@ -117,7 +117,7 @@ class Progress:
         self._scored: list[tuple[int, float]] = []
 
     def add(self, entry: Entry, training: Training, *, begun: bool = False) -> None:
-        """Record a training to its end; `begun` if its first rung was already recorded."""
+        """Record a whole training. begun: whether its tokens up to the first rung are already counted."""
         self.tokens += training.tokens - (round(training.tokens * FIRST_RUNG) if begun else 0)
         if training.loss is not None:
             self._seen.append((entry, (entry.latency_s, training.loss)))
@@ -127,7 +127,7 @@ class Progress:
         self.tokens += round(training.tokens * share)
 
     def score(self) -> None:
-        """Record the share of the whole hypervolume that the front has so far."""
+        """Record the share of the table's hypervolume that the front found so far has."""
         self._scored.append((self.tokens, hypervolume(_means(self._front()), self.reference) / self.whole))
 
     def curve(self) -> Curve:
@@ -140,13 +140,13 @@ class Progress:
 
 
 def reference_of(problem: SearchProblem) -> Point:
-    """Return the reference point: the budget, and the loss of the unigram baseline."""
+    """Return the reference point of the hypervolume: the budget in seconds, and the unigram baseline's loss in nats."""
     assert problem.feasible.budget.latency_s is not None
     return problem.feasible.budget.latency_s, problem.reference_loss
 
 
 def best_by_slice(feasible: FeasibleSpace, entries: Sequence[Entry]) -> list[float | None]:
-    """Return the least mean loss, in nats, in each slice of the cost; None for a slice without one."""
+    """Return the least mean loss, in nats, in each of up to NUM_SLICES slices of the cost; None for one without any."""
     return [
         min((entry.point[1] for entry in entries if entry.point and part.fits(entry.member)), default=None)
         for part in price_slices(feasible, NUM_SLICES)
@@ -158,11 +158,11 @@ def _means(entries: Iterable[Entry]) -> list[Point]:
 
 
 def replay_halving(problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
-    """Replay successive halving: many candidates are trained for a while, and the better half continues.
+    """Replay successive halving: many candidates are trained up to a rung, and the better half continues.
 
-    A bracket has BRACKET candidates, drawn evenly over costs. After each rung half of it continues: those on the best
-    fronts of cost and loss among all candidates that reached the rung so far. Brackets follow until the tokens of
-    `num_trials` full trainings are used, or the whole table.
+    A bracket has BRACKET candidates, drawn evenly over costs. After each rung, half of those left continue: those on
+    the best fronts of cost and loss among all candidates that reached the rung so far. Brackets follow until the tokens
+    of `num_trials` full trainings or all members are used.
 
     Source: Jamieson and Talwalkar 2016, arXiv 1502.07943, for halving; Li et al. 2020, arXiv 1810.05934, for ranking
     among all that reached the rung; Schmucker et al. 2021, arXiv 2106.12639, for fronts in place of a single loss.

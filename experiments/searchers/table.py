@@ -1,7 +1,6 @@
 """Trains a table: every architecture of a space, by the same training as in a search, with several seeds.
 
-Architectures are trained in the order of their space, all with one seed before any with the next, so that every prefix
-of the table is a table.
+Architectures are trained in the order of their space, all with one seed before any with the next.
 """
 
 from dataclasses import dataclass
@@ -26,10 +25,10 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TablePart:
-    """A part of the table; `space` is a file beside the experiment's.
+    """A part of the table. space: a file in `experiments/configs`.
 
-    `parent` is `builtin`, a folder of `experiments/data`, or a path with a slash. `committed` (outcomes) and `blocks`
-    (block scores of the parent) are files of `experiments/data`.
+    parent: `builtin`, a folder of `experiments/data`, or a path with a slash. committed, blocks: files of
+    `experiments/data` with the outcomes of trainings, and the block scores of the parent.
     """
 
     space: str
@@ -40,13 +39,13 @@ class TablePart:
 
     @property
     def parent_name(self) -> str:
-        """The parent as `load_parent` takes it."""
+        """The name of the parent, as `load_parent` takes it."""
         return self.parent if self.parent == BUILTIN or "/" in self.parent else str(DATA / self.parent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The experiment's YAML, with parts by name."""
+    """The experiment's YAML. parts: the parts of the table, by name. data: training text, as for `nas.train`."""
 
     scale: ScaleName
     parts: dict[str, TablePart]
@@ -54,7 +53,7 @@ class Settings:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Train what is missing; an interrupted run resumes.
+    """Train all that is not in the table yet, and score the blocks of parents; an interrupted run resumes.
 
     A UserError is raised if another process runs the experiment, or a parent has not been made yet.
     """
@@ -99,7 +98,7 @@ def table_space(part: TablePart) -> SearchSpace:
 
 
 def table_rows(part: TablePart) -> tuple[str, ...]:
-    """Return the names of a part's members, in order."""
+    """Return the names of the members of a part's space, in order; regularised ones are EReg(...)."""
     space = table_space(part)
     placements = space.definition.members or [placement(member.architecture) for member in members(space)]
     names = [f"EReg({name})" if regularised else name for name in placements for regularised in space.recipes]

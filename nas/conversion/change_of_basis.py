@@ -52,8 +52,8 @@ def rebase(
 
     max_condition: limit of the condition number, which bounds the factor by which a vector written in one layer's basis
         grows in another's.
-    Returns the layers, with `none` for each folded FFN; the condition number reached, at least 1; and FFNs and betas
-    that were not folded, with the reason. Linear FFNs must be fused, alphas 1 and frozen norms folded before.
+    Returns the layers, with `none` for each folded FFN; the condition number reached, at least 1; and texts that say
+    which FFNs and betas were not folded, and why. Before, linear FFNs must be fused, alphas 1 and frozen norms folded.
     """
     layers, left, condition = list(architecture.layers), [], 1.0
     around, num_layers = regions(architecture), architecture.num_layers
@@ -145,10 +145,11 @@ def _bases(steps: list[_Step], plain: str) -> list[Basis]:
 
 
 def balanced(bases: list[Basis]) -> Basis:
-    """Return the best first basis of a model without live norms, given its bases if the first one is the identity.
+    """Return the best first basis B_0 of a model without live norms.
 
-    With it, weights that read the stream and weights that write to it grow equally: the sums over layers P of B^-1 B^-T
-    and Q of B^T B become the same diagonal matrix. No other choice has a smaller trace of P + Q.
+    bases: those before every layer and after the last, if B_0 is the identity. With the result, weights that read the
+    stream and weights that write to it grow equally: P, the sum of B^-1 B^-T over the bases, and Q, the sum of B^T B,
+    become the same diagonal matrix. No other B_0 has a smaller trace of P + Q.
 
     Source: Moore 1981, "Principal component analysis in linear systems", https://doi.org/10.1109/TAC.1981.1102568, for
     balanced coordinates; Laub et al. 1987, "Computation of system balancing transformations",
@@ -231,7 +232,7 @@ def scale_rows(weights: Weights, linear: str, factors: Tensor) -> None:
 
 
 def add_constant(architecture: Architecture, weights: Weights, num_layers: int, constant: Tensor) -> None:
-    """Add a constant to the stream after `num_layers` layers, through the last node that writes to the stream before.
+    """Add a constant to the stream after the first `num_layers` layers, through the last node there that writes to it.
 
     The constant is added to the bias of that node or, for an embedding table, to every row; a linear must have a bias.
 
@@ -243,7 +244,7 @@ def add_constant(architecture: Architecture, weights: Weights, num_layers: int, 
 
 
 def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
-    """Return, in order, the nodes that add to the stream in the first layers: tables, linears or norms after them."""
+    """Return, in order, the nodes that write to the stream in the first layers: tables, last linears or their norms."""
     writers = list(architecture.block_facts.tables)
     for index, layer in enumerate(architecture.layers[:num_layers]):
         attention = "attention.norm" if "attention.norm" in inner_norms(architecture, layer) else "attention.out"
@@ -253,13 +254,13 @@ def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
 
 
 def ffn_writer(architecture: Architecture, index: int) -> str:
-    """Return the node that produces a layer's FFN output: its last linear, or the norm after it."""
+    """Return the name of the node that produces a layer's FFN output: the last linear, or the norm after that."""
     layer = architecture.layers[index]
     return f"layers.{index}.ffn.norm" if "ffn.norm" in inner_norms(architecture, layer) else last_linear(index, layer)
 
 
 def stream_readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list[str]]]:
-    """Yield each norm that reads the stream, its kind (possibly `none`) and the linears that read its output."""
+    """Yield, for each sub-layer, the name of its norm, the norm's kind (maybe `none`), and the linears behind it."""
     for index, layer in enumerate(architecture.layers):
         name = f"layers.{index}"
         if layer.attention != "none":
@@ -270,11 +271,11 @@ def stream_readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list
 
 
 def first_linears(index: int, layer: Layer) -> list[str]:
-    """Return the nodes of the linears that read the input of a layer's FFN."""
+    """Return the names of the linears that read the input of a layer's FFN."""
     names = ["fused"] if layer.ffn == "fused" else ["gate", "up"] if FFNS[layer.ffn].is_gated else ["up"]
     return [f"layers.{index}.ffn.{name}" for name in names]
 
 
 def last_linear(index: int, layer: Layer) -> str:
-    """Return the node of the linear that ends a layer's FFN."""
+    """Return the name of the last linear of a layer's FFN."""
     return f"layers.{index}.ffn.{'fused' if layer.ffn == 'fused' else 'down'}"

@@ -27,9 +27,9 @@ from nas.corpus.tokenizer import BeginOfText
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
-NUM_TOKENS = 128
+NUM_TOKENS = 128  # of a sequence
 SEEDS = (1, 2)  # of random sequences
-REPEATED = 16  # times that a sequence repeats each of its tokens
+REPEATED = 16  # times that each token comes in a row, in one of the sequences of extreme tokens
 EXTREME = 2  # sequences of extreme tokens, which no text may have, so that their range counts but not their accuracy
 MAX_ERROR = 0.1  # of a logit, relative to the largest
 MIN_AGREEMENT = 0.9  # share of positions with at most that error and the same most likely token
@@ -45,10 +45,11 @@ class Both(NamedTuple):
 
 
 def check_sequences(table: Array, corpus: Corpus | None, length: int, begin: BeginOfText | None = None) -> Tokens:
-    """Return 5 sequences x length to check a model on: a text, 2 random ones, and 2 of tokens with extreme embeddings.
+    """Return the tokens of 5 sequences to check a model on, 5 x length.
 
-    If the corpus is None or too short, the text is random too. table: the embedding table, vocab x features. length: at
-    most FIXED_POSITIONS. begin: the token that begins sequences if there is no corpus, or None.
+    The first is validation text, the next two are random, and the last two have the tokens with the largest and
+    smallest embeddings. If the corpus is None or too short, the first is random too. table: the embedding table, vocab
+    x features. length: at most FIXED_POSITIONS. begin: the token that begins sequences if there is no corpus, or None.
     """
     _, text = check_tokens(corpus, len(table), length, begin)
     random = [np.random.default_rng(seed).integers(len(table), size=length) for seed in SEEDS]
@@ -80,8 +81,9 @@ def fitting(
     """Return the setting with the most fraction bits that keep a model within range and its logits accurate.
 
     graph_of: returns the op graph of a number of tokens in a deployment. sequences: result of `check_sequences`.
-    fraction_bits: the only number to try; None for all of the protocol. inputs_of: returns the graph's inputs for given
-        tokens; None if it reads tokens. Raises OutOfRangeError, naming op and values, if no number of bits suffices.
+    fraction_bits: the only number to try; None for those that the protocol lists or, if it lists none, the setting's.
+    inputs_of: returns the graph's inputs for given tokens in a deployment; None if the tokens are the only input.
+    Raises OutOfRangeError, naming op and values, if no number of bits suffices, or fewer bits would not help.
     """
     num_sequences, length = sequences.shape
     batch = Deployment(batch=num_sequences)
@@ -111,7 +113,7 @@ def fitting(
 
 
 def recorded(architecture: Architecture, weights: Mapping[str, Array], corpus: Corpus | None) -> dict[str, Any]:
-    """Return what an export records by protocol: `ring_bits`, `fraction_bits` and `failure` (a reason, or None)."""
+    """Return an export's record by protocol: `ring_bits`, `fraction_bits`, `failure` (why out of range, or None)."""
     sequences = check_sequences(weights["embed.weight"], corpus, min(NUM_TOKENS, architecture.context))
     of_engines: dict[str, dict[str, Any]] = {}
     for protocol, facts in ENGINE_PROTOCOLS.items():
@@ -127,7 +129,7 @@ def recorded(architecture: Architecture, weights: Mapping[str, Array], corpus: C
 
 
 def both(graph: OpGraph, weights: Weights, inputs: Mapping[str, Array], arithmetic: Arithmetic) -> Both:
-    """Run a graph in double precision and in emulated fixed point, op by op. inputs: by name; tokens are integers.
+    """Return the outputs of a graph in double precision and in emulated fixed point. inputs: by name; tokens: integers.
 
     Raises OutOfRangeError at the first op whose numbers leave the range, or if too many results are expected wrong.
     """
@@ -156,7 +158,11 @@ def _relative_error(fixed: Array, exact: Array) -> float:
 
 
 def require_accuracy(runs: Both) -> None:
-    """Raise OutOfRangeError if logits, ... x vocab, are off by over MAX_ERROR, or too few positions are right."""
+    """Raise OutOfRangeError if logits, ... x vocab, are off by over MAX_ERROR, or a share below MIN_AGREEMENT is right.
+
+    A position is right if its logits are off by MAX_ERROR at most and the most likely token is the same. The share is
+    not checked with fewer than ENOUGH positions.
+    """
     error, largest = _relative_error(runs.fixed, runs.exact), np.abs(runs.exact).max(axis=-1)
     same = runs.exact.argmax(axis=-1) == runs.fixed.argmax(axis=-1)
     same &= np.abs(runs.fixed - runs.exact).max(axis=-1) <= MAX_ERROR * largest

@@ -45,8 +45,10 @@ MAX_CONDITION = 1e8  # of the bases of the stream: half of the digits of double 
 class Folded(NamedTuple):
     """A folded architecture with its weights.
 
-    condition: condition number of the bases of the residual stream (see `rebase`); 1 if no basis was changed.
-    left: parts that `search_spaces.deployed` folds but that stay, as these weights do not allow it, with the reason.
+    weights: by `<node>.<suffix>`. condition: condition number of the bases of the residual stream (see `rebase`); 1 if
+        no basis was changed.
+    left: a text for each part that `search_spaces.deployed` folds, but that these weights do not allow to fold: the
+        node and the reason.
     """
 
     architecture: Architecture
@@ -62,10 +64,10 @@ def fold(
     max_condition: float = MAX_CONDITION,
     dtype: torch.dtype = torch.float32,
 ) -> Folded:
-    """Fold everything that can be folded; `weights` stay unchanged. Raises UserError if the model is folded already.
+    """Return a trained model with everything folded that can be. Raises UserError if the model is folded already.
 
-    max_condition: limit of the condition number (see `rebase`); linear FFNs and betas that would exceed it stay. dtype:
-        type of the returned weights; the arithmetic is in double precision.
+    weights: by `<node>.<suffix>`; not changed. max_condition: limit of the condition number (see `rebase`); linear FFNs
+        and betas that would exceed it are left unfolded. dtype: type of the returned weights.
     """
     if architecture.folded:
         raise UserError("only a model that is not folded yet can be folded, but got one with `folded: true`.")
@@ -86,7 +88,7 @@ def fold(
 
 
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
-    """Return the folded architecture with the dimensions of `priced`, such as the full size that costs are for."""
+    """Return `folded` with the dimensions and norm epsilon of `priced`, such as those of the full-size model."""
     dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", "norm_epsilon")
     return replace(folded, **{name: getattr(priced, name) for name in dimensions})
 

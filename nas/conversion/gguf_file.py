@@ -1,6 +1,6 @@
 """Read the architecture, weights and tokenizer in a `.gguf` file.
 
-The package `gguf` (extra `gguf`) dequantises the weights, which have the errors of quantisation but not its small size.
+The package `gguf` (extra `gguf`) dequantises the weights to single precision; the errors of quantisation remain.
 
 Source: https://github.com/ggml-org/llama.cpp, conversion/, for the order of rows (`LlamaModel.permute`) and the form of
 weights; src/llama-vocab.cpp for how each kind of tokenizer splits text.
@@ -40,17 +40,18 @@ from search_spaces.checkpoints.families import Family
 from search_spaces.checkpoints.settings import architecture_of, family_of
 from search_spaces.lower import lower
 
-PAIRED = ("llama", "granite", "smollm3")  # their files pair neighbouring features for rotation, not the two halves
+# families whose files have rotary pairs of adjacent features, not of features f and f + head_dim / 2
+PAIRED = ("llama", "granite", "smollm3")
 AS_GPT2 = ("gpt-2", "mpt", "olmo", "jais")  # values of `tokenizer.ggml.pre` that split text as GPT-2 does
-BY_DIGIT = ("smollm", "starcoder", "refact", "command-r")  # the same, after each digit is split off
-SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # tokens: name in transformers, in GGUF
+BY_DIGIT = ("smollm", "starcoder", "refact", "command-r")  # values that do so after they split off each digit
+SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # name in transformers -> in GGUF
 ENDS = ("eos", "eot", "eom")  # tokens that end a text, a turn and a message
 BESIDE = f"put the model's {TOKENIZER_FILE} beside the file."
-WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe")  # a piece of text that is a token as a whole is never split
+WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe")  # values that never split a piece of text that is one token
 
 
 def load_gguf(path: str) -> Pretrained:
-    """Load the model in a file, with the tokenizer.json beside it or else the tokenizer in it.
+    """Load the model of a GGUF file, with the tokenizer.json in the same folder or, without one, the file's tokenizer.
 
     Raises UserError if the file is missing, damaged or of an unknown family, lacks a tensor or a readable tokenizer,
     does not fit into memory, or has a tensor that is unexpected, misshapen, not finite or of an unknown type, or if
@@ -69,7 +70,7 @@ def load_gguf(path: str) -> Pretrained:
 
 
 def read_gguf_settings(path: str) -> tuple[Family, Architecture]:
-    """Return family and architecture of a file, without reading all values of its tensors.
+    """Return the family and the architecture of a GGUF file, from its metadata and the shapes of its tensors.
 
     Raises UserError as `load_gguf` does, but not for numbers that are not finite, low memory or a damaged tokenizer.
     """

@@ -66,13 +66,13 @@ PROBES = (
     "U\u0308nicode \u00dc\u65e5\u672c \U0001f600",
     "\n def f(x):\r\n",
 )
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the types of weights that are read
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 LINEAR_WEIGHTS = tuple(f".{linear}.weight" for linear in ("qkv", "out", "up", "down"))  # of a layer
 
 
 def load_pretrained(path: str) -> Pretrained:
-    """Load the model in a folder of `save_pretrained`, or with an id on the hub.
+    """Load a model of transformers from a folder of `save_pretrained`, or by its id on the hub.
 
     Raises UserError if there is none, the hub cannot be reached, its family is unknown, transformers is not installed,
     the tokenizer.json cannot be read, or the weights are incomplete, of wrong shapes, not floating point, not finite or
@@ -182,7 +182,7 @@ def _tokenizer(path: str, config: Any) -> GivenTokenizer | None:
 
 
 def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -> Any:
-    """Return the model as one of a family of transformers if possible, else of our own class. weights: deployed."""
+    """Return a model of transformers in evaluation mode: of a known family if one fits, else a `DecoderForCausalLM`."""
     transformers = _transformers()
     from nas.conversion.huggingface_model import DecoderConfig, DecoderForCausalLM
 
@@ -201,9 +201,9 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
 
 
 def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokenizer: Path, target: Path) -> None:
-    """Save the model of `to_transformers` and its tokenizer into a folder, for versions 4 and 5 of transformers.
+    """Save the model of `to_transformers` and its tokenizer in `target`, for versions 4 and 5 of transformers.
 
-    tokenizer: the folder of the tokenizer's files. Raises UserError if these files are gone or damaged.
+    tokenizer: folder with the files of the tokenizer. Raises UserError if the tokenizer's files are gone or damaged.
     """
     if not (tokenizer / TOKENIZER_FILE).is_file():
         raise UserError(f"the tokenizer of the corpus must be in {tokenizer}, but is gone; prepare the data anew.")
@@ -234,7 +234,7 @@ def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokeni
 def exported_code() -> str:
     """Return the code of an export: the modules of `CARRIED` in one file, without their imports of each other.
 
-    A constant that these import from another module of this project is replaced by its value.
+    A constant that a module of `CARRIED` imports from another module of this project is defined by its value.
     """
     parts = []
     for name in CARRIED:
@@ -278,7 +278,7 @@ def _transformers() -> Any:
 
 
 def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return our weights by our names. state: those of transformers by their names; some may be missing."""
+    """Return our weights, by our names. state: weights of transformers, by their names; what it lacks is left out."""
     weights: dict[str, Tensor] = {}
     for theirs, ours in their_names(family, architecture):
         if theirs in state:
@@ -295,9 +295,9 @@ def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, 
 
 
 def to_theirs(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of transformers by their names. weights: ours by our names.
+    """Return the weights of transformers, by their names. weights: ours, by our names.
 
-    Rows of their position table before our first position are 0.
+    Rows of the position table of transformers before our first position are 0.
     """
     weights = {name: value - family.gain_offset if _is_gain(name) else value for name, value in weights.items()}
     state = {
@@ -317,7 +317,7 @@ def _is_gain(name: str) -> bool:
 
 
 def their_names(family: Family, architecture: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield their name and our names of every weight that may exist; one of theirs may stack several of ours."""
+    """Yield the name of each weight that transformers may have, with the names of our weights, stacked in that one."""
     for theirs, modules in family.names.items():
         ours = (modules,) if isinstance(modules, str) else modules
         for index in range(architecture.num_layers if "{}" in theirs else 1):

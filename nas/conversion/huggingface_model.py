@@ -1,9 +1,10 @@
 """A decoder of any architecture as a transformers model, which `nas.export --format hf` saves with the weights.
 
-`nas.conversion.huggingface` saves this code in one file with that of `nas.model.layers`; the file needs only torch and
-transformers. Weights have the names of the op graph's nodes and are in deployed form: temperatures are positive, and
-the gain of a frozen norm includes the division by the deviation. Generation caches keys and values, so that a new token
-runs one position; beyond the context, the last tokens that fit are run again.
+`nas.conversion.huggingface` saves this code in one file with the modules that it needs (`CARRIED`); the file needs only
+torch and transformers. Weights have the names of the op graph's nodes and the form in which the graph is run
+(`deployed_weights`): temperatures are positive, and the gain of a frozen norm includes the division by the deviation.
+Generation caches keys and values, so that a new token runs one position; beyond the context, each new token runs the
+last tokens that fit again.
 """
 
 from typing import Any
@@ -37,7 +38,7 @@ class DecoderConfig(PretrainedConfig):
 
 
 class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
-    """The decoder with the interface of transformers. Raises ValueError if the configuration lacks its modules."""
+    """The decoder as a model of transformers. Raises ValueError if `config` lacks `architecture` or `modules`."""
 
     config_class = DecoderConfig
     main_input_name = "input_ids"
@@ -65,7 +66,8 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
         """Return logits, batch x T x vocab, and with labels the loss: mean cross-entropy in nats per token.
 
         input_ids, labels: batch x T; labels are the input tokens, which are shifted here. cache, past_key_values: keys
-        and values, under either name. Raises ValueError for a mask that hides tokens, such as padding.
+        and values of earlier tokens; the name depends on the version of transformers. use_cache: whether to make a
+        cache if none is given. Raises ValueError beyond the context, or for a mask that hides tokens, such as padding.
         """
         if attention_mask is not None and not attention_mask.all():
             raise ValueError(

@@ -4,8 +4,8 @@ A linear FFN is fitted by least squares over the parent's hidden states: with th
 `SM+ScFuFFN` then has a perplexity of 11.9 instead of 15.8 for the product of the two linears (seed 0). A polynomial
 that replaces an activation is `a x^2 + b x + c` for every channel, with a = 0 in a bilinear FFN (docs/llama.md).
 
-Where eighth powers replace a softmax, the length of each head's queries is fitted. With one length for all heads, the
-block score of a layer of SmolLM2 is 0.002 to 0.014 nats, with fitted lengths 0.0005 to 0.0025.
+Where eighth powers replace a softmax, a factor on each head's queries is fitted. With one factor for all heads, the
+block score of a layer of SmolLM2 is 0.002 to 0.014 nats, with fitted factors 0.0005 to 0.0025.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,10 @@ LENGTHS = tuple(2.0 ** (half / 2) for half in range(-6, 9))  # factors on the in
 
 @torch.no_grad()
 def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], tokens: Tensor) -> Mapping[str, Tensor]:
-    """Fit fused FFNs, linears around polynomials, and queries for eighth powers; return their weights by node.
+    """Fit parts of a model to the parent's, in place, and return the new weights of their linears by `<node>.<suffix>`.
 
-    model: the model to fit, which is changed too. parts: the parts to fit (`fitted_parts`); everything else in their
-        layers is as in the parent. tokens: sequences x T to fit on.
+    parts: fused FFNs, FFNs with polynomials and attention with eighth powers to fit (`fitted_parts`). All else in their
+        layers should have the parent's weights. tokens: sequences x T to fit on.
     """
     hidden_states = parent.hidden_states(tokens)
     fitted: dict[str, Tensor] = {}
@@ -57,9 +57,10 @@ def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], token
 
 
 def weights_by_position(read: Tensor, left: Tensor) -> Tensor:
-    """Return 1 / mean square of what a layer adds to the stream at each of T positions; it is smallest at the first.
+    """Return a weight for each of T positions: 1 / mean square of what a layer adds to the stream at the position.
 
-    read, left: input and output of the layer, batch x T x d_model.
+    In trained decoders, the first position has the smallest weight. read, left: input and output of the layer, batch x
+    T x d_model.
     """
     return 1 / (left - read).square().mean(dim=(0, 2)).clamp(min=LEAST)
 
@@ -69,7 +70,8 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
     """Fit a fused FFN in place by weighted ridge regression, to bring its layer's output near to `left`.
 
     read: input of the layer. left: output that it should have. Both are batch x T x d_model. The weights are those of
-        `weights_by_position`. If a norm follows the FFN, only the direction of its input is known, which is fitted.
+        `weights_by_position`. If a norm follows the FFN, `left` tells only the direction of the norm's input, to which
+        the FFN is then fitted.
     """
     seen: list[tuple[Tensor, Tensor]] = []
     ffn = layer.ffn
@@ -97,12 +99,12 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
 
 @torch.no_grad()
 def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, degree: int) -> None:
-    """Fit an FFN whose activation is a polynomial of this degree, to bring the input of `down` nearest to the parent's.
+    """Fit an FFN with a polynomial activation in place, to bring the input of `down` nearest to the parent's.
 
     theirs: the parent's layer, with or without a gate. read: input of both layers, batch x T x d_model. For each
-        channel, this minimises the squares of h - (a x^2 + b x + c) u, where x is the input of the parent's activation,
-        u the other factor of the product (1 if there is none), and h the parent's input of `down`. The linears around
-        the activation take up the coefficients. degree: 1 for a = 0, or 2.
+        channel, this minimises the sum of squares of h - (a x^2 + b x + c) u, where x is the input of the parent's
+        activation, u the other factor of the product (1 if there is none), and h the parent's input of `down`. The
+        linears around the activation take up the coefficients. degree: 1 for a = 0, or 2.
     """
     seen: list[Tensor] = []
     ours, parents = layer.ffn, theirs.ffn
@@ -140,9 +142,10 @@ def _bias(linear: nn.Linear) -> Tensor:
 
 @torch.no_grad()
 def fit_queries(layer: Block, theirs: nn.Module, read: Tensor) -> None:
-    """Scale the queries of each head in place by the factor in LENGTHS that brings its output nearest to the parent's.
+    """Scale a head's queries in place by the factor in LENGTHS that brings the head's output nearest to the parent's.
 
-    theirs: the parent's layer. read: input of both layers, batch x T x d_model.
+    If heads share the gain of a query norm, the factors' geometric mean is used for all. theirs: the parent's layer.
+        read: input of both layers, batch x T x d_model.
     """
     (queries, keys, values), temperature = _attended_by(layer, read)
     wanted = _attend(theirs, *_attended_by(theirs, read))

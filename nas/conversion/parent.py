@@ -41,10 +41,10 @@ BUILTIN_FOLDER = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy"
 
 
 def load_initial(path: str) -> Pretrained:
-    """Load a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
+    """Load a model: a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
 
-    Raises UserError if it is missing or damaged, a file was changed after it was written, weights are missing, not
-    finite or above LARGEST_WEIGHT, or the embedding is zero.
+    path: the config.json of a folder stands for the folder. Raises UserError if the model is missing or damaged, a file
+    differs from its checksum, weights are missing, not finite or above LARGEST_WEIGHT, or the embedding is zero.
     """
     if Path(path).name == "config.json" and Path(path).is_file():
         path = str(Path(path).parent)
@@ -66,7 +66,7 @@ def load_initial(path: str) -> Pretrained:
 
 
 def read_parent_architecture(name: str) -> Architecture:
-    """Return the architecture that `load_parent` loads, without its weights. Raises UserError if it cannot be read."""
+    """Return the architecture alone of the model that `load_parent` loads. Raises UserError if it cannot be read."""
     if name == BUILTIN or is_export(Path(name)):
         return read_architecture(BUILTIN_FOLDER if name == BUILTIN else Path(name))[0]
     return (read_gguf_settings if is_gguf(name) else read_pretrained_config)(name)[1]
@@ -84,7 +84,7 @@ class Parent(NamedTuple):
 
     @property
     def distillation(self) -> DistillationSchedule:
-        """The default schedule from this parent. Raises UserError for a folded model, which has no layer codes."""
+        """The default distillation schedule from this parent. Raises UserError if the parent is a folded model."""
         architecture = self.model.architecture
         if architecture.folded:
             raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
@@ -96,9 +96,10 @@ class Parent(NamedTuple):
         return base if scale.vocab_size is not None else replace(base, vocab_size=vocab_size, context=context)
 
     def start(self, candidate: Candidate, corpus: Corpus) -> dict[str, Tensor]:
-        """Return the deployed weights, by node, from which the training of a candidate starts.
+        """Return the weights from which the training of a candidate starts, as `load_deployed` takes them.
 
-        Raises UserError if the candidate does not fit the parent, or the corpus has no sequence.
+        corpus: text on which linears are fitted, if the candidate needs that (`fitted_parts`).
+        Raises UserError if the candidate does not fit the parent, or there is no sequence to fit linears on.
         """
         source, distillation = self.model.architecture, candidate.recipe.distillation
         weights = transferred(source, self.model.weights, candidate.initial_architecture)
@@ -113,24 +114,24 @@ class Parent(NamedTuple):
         return weights
 
     def decoder(self) -> Decoder:
-        """Return the parent as a decoder with frozen weights, in evaluation mode."""
+        """Return the parent as a decoder whose weights need no gradients, in evaluation mode."""
         model = Decoder(self.model.architecture)
         load_deployed(model, self.model.weights)
         return model.requires_grad_(False).eval()
 
 
 def load_parent(name: str) -> Parent:
-    """Load `builtin`, a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
+    """Load a parent by its name: `builtin`, or a folder, file or id that `load_initial` takes.
 
-    Raises UserError as `load_initial` does, or if it has no tokenizer.
+    Raises UserError as `load_initial` does, or if the model has no tokenizer.
     """
     return parent_of(name, read_export(BUILTIN_FOLDER) if name == BUILTIN else load_initial(name))
 
 
 def parent_of(name: str, model: Pretrained, begin_of_text: str = OWN_RULE) -> Parent:
-    """Return a model as a parent of this name. Raises UserError if it has no tokenizer, or this lacks the token.
+    """Return a model as a parent called `name`.
 
-    begin_of_text: the token that begins each text, or a rule for it, as in `with_begin_of_text`.
+    begin_of_text: `rule` of `with_begin_of_text`. Raises UserError if there is no tokenizer, or the token is unknown.
     """
     if model.tokenizer is None:
         raise UserError(f"parent {name!r} must come with its tokenizer; put its tokenizer.json beside the weights.")
@@ -139,9 +140,9 @@ def parent_of(name: str, model: Pretrained, begin_of_text: str = OWN_RULE) -> Pa
 
 
 def require_fit(parent: Parent, target: Architecture) -> None:
-    """Raise UserError, with a remedy, unless candidates with these dimensions can start from the parent.
+    """Raise UserError, with a remedy, unless candidates with the dimensions of `target` can start from the parent.
 
-    target: any candidate of the space, with the dimensions with which it is trained.
+    target: any candidate of the space, with the dimensions in which candidates are trained.
     """
     source = parent.model.architecture
     for name in SAME:

@@ -32,14 +32,16 @@ TRAINED_FILE = "trained.yaml"
 CHECKSUMS_FILE = "checksums.json"
 EXPORT_FILE = "export.yaml"
 WINDOWS_FILE = "trained-on.u32"
-COPIES = 2  # of every weight in single precision: as it is read, and under our name
+COPIES = 2  # of every weight in single precision while a model is loaded: as it is read, and under our name
 
 
 class Pretrained(NamedTuple):
-    """A pretrained model: its architecture, its deployed weights in single precision, and its tokenizer.
+    """A pretrained model.
 
-    No two weights share memory: a tied output table is copied.
-    windows: hashes of its training text (`nas.corpus.held_out`); None if unknown.
+    weights: by `<node>.<suffix>`, in single precision, in the form that the op graph runs (`deployed_weights`). No two
+        share memory: a tied output table is copied.
+    tokenizer: None if the model came without one. windows: sorted hashes of windows of five lines of its training text
+        (`nas.corpus.held_out`); None if unknown.
     notes: remarks for the user on how the model was read.
     """
 
@@ -51,7 +53,7 @@ class Pretrained(NamedTuple):
 
 
 def is_sound(value: Tensor) -> bool:
-    """Whether a weight is finite and floating point of at least 16 bits; those of 8 bits need scales to be read."""
+    """Whether a weight is finite and of a floating-point type of 16 or more bits; 8-bit weights would need scales."""
     return value.is_floating_point() and value.element_size() > 1 and bool(value.isfinite().all())
 
 
@@ -63,7 +65,8 @@ def is_export(folder: Path) -> bool:
 def read_export(folder: Path) -> Pretrained:
     """Read the model that `nas.export` wrote into a folder, with its tokenizer if there is a tokenizer.json.
 
-    Raises UserError, naming the file, if a file is missing, damaged or does not match the folder's checksums.
+    Raises UserError, naming the file, if a file is missing, damaged or does not match the folder's checksums, or if a
+    weight is missing, of another shape than its op, or not finite.
     """
     require_checksums(folder)
     architecture, path = load_architecture(folder / TRAINED_FILE), folder / WEIGHTS_FILE
@@ -86,7 +89,7 @@ def read_export(folder: Path) -> Pretrained:
 
 
 def read_windows(folder: Path) -> KeptWindows | None:
-    """Read the hashes of a model's training text from WINDOWS_FILE; None without it. Raises UserError if damaged."""
+    """Return the hashes of a model's training text in WINDOWS_FILE; None without it. Raises UserError if damaged."""
     path = folder / WINDOWS_FILE
     if not path.is_file():
         return None
@@ -98,18 +101,19 @@ def read_windows(folder: Path) -> KeptWindows | None:
 
 
 def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None]:
-    """Read the architecture and tokenizer of an export; its weights may be missing.
+    """Return the architecture and the tokenizer of an export, whose weights may be missing; None without a tokenizer.
 
-    Raises UserError, naming the file, if one of the files read here is lost, damaged or edited.
+    Raises UserError, naming the file, if TRAINED_FILE, tokenizer.json or tokenizer_config.json is lost or edited, or if
+    a file is damaged.
     """
     require_checksums(folder, (TRAINED_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE))
     return load_architecture(folder / TRAINED_FILE), read_tokenizer(folder)
 
 
 def read_tokenizer(folder: Path) -> GivenTokenizer | None:
-    """Read the tokenizer in a folder of weights; None without a tokenizer.json. Raises UserError if it is damaged.
+    """Return the tokenizer in a folder of weights; None without a tokenizer.json. Raises UserError if it is damaged.
 
-    It is named after its kind of model, such as `bpe`, so that a copy in another folder has the same name.
+    The tokenizer is named after its algorithm, such as `bpe`, so that a copy in another folder has the same name.
     """
     path = folder / TOKENIZER_FILE
     if not path.is_file():
@@ -122,7 +126,7 @@ def read_tokenizer(folder: Path) -> GivenTokenizer | None:
 
 
 def write_pretrained(model: Pretrained, folder: Path) -> None:
-    """Write a model so that `read_export` can read it, with checksums. Raises OSError."""
+    """Write a model as an export, which `read_export` can read, with checksums. Raises OSError as writing does."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TRAINED_FILE).write_text(dump_architecture(model.architecture), encoding="utf-8")
     (folder / WEIGHTS_FILE).write_bytes(save(model.weights))
@@ -134,7 +138,7 @@ def write_pretrained(model: Pretrained, folder: Path) -> None:
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksums of every file of a folder. Raises OSError."""
+    """Write the SHA-256 of every file in a folder to CHECKSUMS_FILE. Raises OSError, or UserError for a subfolder."""
     sums = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != CHECKSUMS_FILE}
     (folder / CHECKSUMS_FILE).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
 
@@ -142,7 +146,7 @@ def write_checksums(folder: Path) -> None:
 def require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
     """Raise UserError, naming the file, if a file is missing or altered, or CHECKSUMS_FILE itself is damaged.
 
-    Only files that CHECKSUMS_FILE lists are checked: all of them, or those in `names`. A folder without it passes.
+    Only files that CHECKSUMS_FILE lists are checked: all, or those in `names`. A folder without CHECKSUMS_FILE passes.
     """
     for name, expected in _checksums(folder).items():
         if names is not None and name not in names:
@@ -171,9 +175,10 @@ def _sha256(path: Path) -> str:
 
 
 def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
-    """Raise UserError unless the weights came with their tokenizer; if they did, the corpus is encoded with it.
+    """Raise UserError if a model has no tokenizer: the corpus, encoded with another one, is then not in its tokens.
 
-    An equal vocabulary size does not suffice, since a tokenizer trained on the corpus gets that size too.
+    An equal vocabulary size does not suffice, since a tokenizer trained on the corpus gets that size too. path: name of
+    the model in the message.
     """
     if source.tokenizer is None:
         raise UserError(
@@ -183,7 +188,7 @@ def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
 
 
 def require_memory(architecture: Architecture, path: str) -> None:
-    """Raise UserError if COPIES of the weights in single precision exceed the free memory, where that is known."""
+    """Raise UserError if COPIES copies of a model's weights in single precision exceed the free memory, if known."""
     shapes = [shape for node in lower(architecture, 1) for shape in node.op.weight_shapes.values()]
     num_weights, free = sum(map(math.prod, shapes)), free_bytes()  # a tied table is stored, and counted, twice
     needed = COPIES * 4 * num_weights

@@ -1,10 +1,13 @@
 """Set bounds of bounded softmaxes and query lengths for eighth powers, from a model's attention scores on some tokens.
 
-A bounded softmax subtracts a fixed bound from the scores instead of the maximum of their row. The row sum of
-exp(score - bound) must be neither too large nor too small for fixed point. A head's bound is the midpoint between the
-logarithms of its largest and its smallest row sum; if these are too far apart, the layer keeps the exact softmax.
-Attention weights that are eighth powers, divided by their row sum, do not change if queries and bound are multiplied by
-the same number, so they are multiplied by the number that moves the midpoint to the middle of the fixed-point range.
+A bounded softmax subtracts a fixed bound from the scores of a head, instead of the maximum of each row. A row's sum of
+exp(score - bound) must be neither too large nor too small for fixed point. The bound is the midpoint between the
+smallest and the largest logarithm of a row's sum of exp(score). If these two logarithms are too far apart, `unheld`
+lists the layer, and its caller puts the exact softmax back.
+
+With eighth powers, an attention weight is (score - bound)^8 divided by the sum over its row. It does not change if
+queries and bound are multiplied by the same number. That number is chosen for each head (or for all, if they share the
+gain of a query norm) so that the midpoint of the logarithms of row sums is the middle of the range in LOG_SUMS.
 """
 
 from collections.abc import Mapping
@@ -27,15 +30,16 @@ from nas.model.mpc_friendly import positive_scores
 from nas.model.weights import load_deployed
 from nas.recipe.distillation import fitted_parts
 
-BOUNDING_TOKENS = 1 << 14
-FIT_TOKENS = 1 << 11  # for fitting the length of queries
+BOUNDING_TOKENS = 1 << 14  # about how many training tokens the bounds are set on
+FIT_TOKENS = 1 << 11  # about how many tokens the length of queries is fitted on
 
 
 def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
-    """Return sequences x T to set score bounds from: `checked` and about BOUNDING_TOKENS spread over the training text.
+    """Return the tokens on which score bounds are set, sequences x T: `checked`, then tokens of the training text.
 
-    A few tokens are not enough to find the rows with the widest range. checked: tokens of the fold check, sequences x
-    T. Without a corpus, only `checked` is returned.
+    About BOUNDING_TOKENS to twice as many training tokens are taken, in sequences spread evenly over the text; none
+    without a corpus. Fewer tokens might lack the rows with the smallest and largest sums. checked: tokens of the fold
+    check (`check_tokens`), sequences x T.
     """
     tokens = torch.from_numpy(checked)
     if corpus is None:
@@ -51,10 +55,10 @@ def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
 
 @torch.no_grad()
 def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
-    """Set each head's bound of a bounded softmax, or bound and query length for eighth powers. tokens: sequences x T.
+    """Set, in place, the bound of each head with a bounded softmax, and bound and query length with eighth powers.
 
-    The model is changed. Returns, by index of each layer with bounds, half the difference between the logarithms of the
-    largest and the smallest row sum of a head, for the head with the largest difference.
+    tokens: sequences x T, on which the scores are computed. Returns a number for each layer with bounds, by its index:
+    half the difference between the logarithms of a head's largest and smallest row sum, the largest of all heads.
     """
     observers = {
         depth: _Observer(layer)
@@ -67,20 +71,24 @@ def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
 
 
 def unheld(farthest: Mapping[int, float], form: SoftmaxForm) -> tuple[int, ...]:
-    """Return the layers whose row sums exceed the range of `form`. farthest: result of `set_bounds` for this form."""
+    """Return the indices of layers whose row sums do not fit into LOG_SUMS[form].
+
+    farthest: result of `set_bounds` for layers with this form.
+    """
     return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= half_range(form))
 
 
 def half_range(form: SoftmaxForm) -> float:
-    """Return how far the logarithm of a row's sum may be from the middle of its allowed range, LOG_SUMS."""
+    """Return half the width of LOG_SUMS[form], the allowed range of the natural logarithm of a row's sum."""
     least, most = LOG_SUMS[form]
     return (most - least) / 2
 
 
 def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple[int, ...]:
-    """Return the layers whose row sums exceed the fixed-point range if this form replaces every softmax of the parent.
+    """Return the indices of layers whose row sums do not fit into LOG_SUMS[form] if `form` replaces every softmax.
 
-    tokens: sequences x T. For eighth powers, queries are first fitted to the parent's on the last FIT_TOKENS of them.
+    tokens: sequences x T, on which row sums are computed. For eighth powers, the length of queries is first fitted to
+    the parent's outputs (`fitted_linears`) on the last sequences, about FIT_TOKENS tokens.
     """
     source = parent.model.architecture
     layers = tuple(

@@ -1,10 +1,11 @@
-"""Initialise one architecture with weights of another of the same dimensions, to linearise a trained model.
+"""Initialise one architecture (the target) with weights of another of the same dimensions (the source).
 
-Linears that both have are copied, whatever the activation between them. If the target has fewer heads, the heads that
-write most into the stream are kept. A norm that training will freeze starts with the gain and bias of the live norm; a
-norm that is frozen in the source stays frozen. A fused FFN starts as the product of the two linears. A polynomial gate
-starts as the odd part of the source's activation plus a square that approximates the even part; if the source has no
-gate, (x^2 + x) / 2 takes the place of the activation of x.
+Linears that both have are copied, whatever the activation between them, unless a polynomial replaces that activation.
+If a layer of the target has fewer heads, the heads that write most into the stream are kept. Queries are rescaled where
+eighth powers replace the softmax (`query_scale`). A norm that training will freeze starts with the gain and bias of the
+source's norm; a norm that is frozen in the source stays frozen. A fused FFN starts as the product of the two linears. A
+polynomial gate starts as x / 2, the odd part of the source's activation, plus x^2 / 5 for the even part if the gate is
+quadratic. If the source has no gate, (x^2 + x) / 2 replaces its activation of x.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from search_spaces.lower import lower
 
 # Nodes with a slice for every head; the first two only if a norm's gain has the width of all heads.
 HEADS = tuple(f".attention.{name}" for name in ("q_norm", "k_norm", "qkv", "q", "k", "v", "out"))
-SAME = (
+SAME = (  # settings that source and target must share
     "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "biases",
     "tied_embeddings", "rotary_base", "rotary_features", "positions", "layer_positions", "norm_epsilon", *SCALES,
     "score_scale", "score_cap", "folded",
@@ -32,16 +33,17 @@ SAME = (
 # about x^2 / 5 for most inputs of SiLU.
 GATED = (0.0, 0.5, 0.2)
 UNGATED = (0.5, 0.5, 0.0)  # multiplied by x
-FARTHEST_VERTEX = 32.0  # of a squared gate, from 0; if it is farther, square and 1 nearly cancel, and digits are lost
-NEAREST_ROOTS = 0.98  # largest constant of a squared gate, as a share of its depth; at 1 the roots coincide
+FARTHEST_VERTEX = 32.0  # |x| of a squared gate's vertex; if larger, square and 1 nearly cancel, and digits are lost
+NEAREST_ROOTS = 0.98  # largest c of c + b x + a x^2, as a share of b^2 / 4a, where the roots coincide
 TINY = 1e-12
 
 
 def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Architecture) -> dict[str, Tensor]:
-    """Return the initial weights of a model of `target`, by node; weights not returned get their usual initial values.
+    """Return the initial weights of a model of `target`, as `load_deployed` takes them.
 
-    weights: the source's, by node. Raises UserError if a setting in SAME differs, or the target has a longer context or
-    linears that the source lacks.
+    weights: the source's, in the form of `deployed_weights`. The result has `<norm>.frozen`, 1 or 0, for norms that
+    training freezes. A weight that is not in the result keeps its usual initial value. Raises UserError if a setting in
+    SAME differs, or the target has a longer context or linears that the source lacks.
     """
     for name in SAME:
         theirs, ours = getattr(source, name), getattr(target, name)
@@ -136,11 +138,11 @@ def _opened(node: Node, suffix: str, weights: Mapping[str, Tensor], degree: int)
 
 
 def gate_of(polynomial: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return p, q and s, each of all channels, with which a gate computes a polynomial of x.
+    """Return p, q and s, each one number per channel, with which a gate computes a polynomial of x.
 
-    `c + b x` is `s (p x + q)` with s = 1, and `c + b x + a x^2` is `s ((p x + q)^2 - 1)`. polynomial: coefficients,
-    constant first, each of all channels. The second form needs two real roots: c is limited to `NEAREST_ROOTS` of the
-    value where the roots coincide, and an a near 0 is raised until the vertex is at `FARTHEST_VERTEX`.
+    `c + b x` is `s (p x + q)` with s = 1, and `c + b x + a x^2` is `s ((p x + q)^2 - 1)`. polynomial: the coefficients
+    c, b and maybe a, each one number per channel. The second form needs two real roots: c is limited to `NEAREST_ROOTS`
+    of b^2 / 4a, where the roots coincide, and |a| is at least so large that the vertex is at `FARTHEST_VERTEX`.
     """
     if len(polynomial) == 2:
         constant, slope = polynomial

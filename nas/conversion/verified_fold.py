@@ -5,8 +5,9 @@ point is emulated: operands are rounded to the engine's resolution, and the resu
 steps inside an op are exact here, for both models.
 
 Trained decoders have massive activations (25,000 in SmolLM2-135M), whose squares in norms overflow the ring. RMSNorm
-does not depend on the scale of its input, so `with_stream_scale` multiplies everything that is written to the stream by
-a factor, and divides what reads it without a live norm. Each halving costs one bit of every number in the stream.
+does not depend on the scale of its input, so `with_stream_scale` multiplies the weights that write to the stream by a
+factor, and divides those that read it without a live norm (one that is not frozen). Each halving costs one bit of every
+number in the stream.
 
 Source: Sun et al. 2024, "Massive Activations in Large Language Models", arXiv 2402.17762.
 """
@@ -37,38 +38,41 @@ from search_spaces.lower import lower
 
 FRACTION_BITS = 18  # the engine's default
 RING_BITS = 64
-FIXED_POSITIONS = 512  # at least this many are also compared in fixed point, which is several times slower
+FIXED_POSITIONS = 512  # positions, rounded up to sequences, compared in fixed point too, which is several times slower
 MAX_FLOAT_ERROR = 1e-4  # relative to the largest logit
 MIN_AGREEMENT = 0.999  # share of positions
 MAX_FIXED_RATIO = 2.0  # folding may cost one bit of the engine's precision
 MAX_DIVERGENCE = 1e-3  # nats per token: 0.1 % of perplexity, too little to show
 CHECK_POSITIONS = 4096  # enough to tell 99.9 % from 100 %
 CHECK_LOGITS = 1 << 26  # about this many are compared at most, to limit memory
-# Allowed range of the logarithm of a row's sum if no maximum keeps it near 0. A small sum has few digits, and each of a
-# hundred terms has an error in the last; the inverse of a large sum has few digits. At the ends of the range the error
-# is at most a twentieth. One row in a thousand may be outside, by up to BEYOND, where the error is a third.
+# Allowed range of the natural logarithm of a row's sum, for forms of softmax that do not subtract the row's maximum. A
+# small sum has few digits, and each of a hundred terms has an error in the last; the inverse of a large sum has few
+# digits. At the ends of the range the relative error is at most a twentieth. One row in a thousand may be outside, by
+# up to BEYOND, where the relative error is a third.
 LOG_SUMS: dict[SoftmaxForm, tuple[float, float]] = {"bounded": (-8.0, 8.0), "power8": (-7.8, 10.2)}
 BEYOND, ROWS_WITHIN = 2.0, 0.999
 LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product, at most 62 bits before truncation
 ROOT_LIMIT = 2.0 ** (FRACTION_BITS - 1)  # of the argument of an inverse square root; measured with SPU 0.9.5
-MARGIN = 1.25  # numbers of other text are larger than those of a check
+MARGIN = 1.25  # factor by which numbers of other text may exceed those of a check
 
 Tokens = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldCheck:
-    """Comparison of a folded model with the trained one. Errors are largest differences of a logit / the largest logit.
+    """Comparison of a folded model with the trained one.
+
+    An error is the largest absolute difference of a logit, divided by the largest absolute logit.
 
     positions: number of tokens whose logits were compared in single precision.
     float_error: error of the folded model, with both models in single precision.
-    agreement: share of these positions where both models have the same most likely token.
+    agreement: share of `positions` where both models, in single precision, have the same most likely token.
     fixed_error, trained_fixed_error: errors of the folded and of the trained model in fixed point, against the trained
         model in double precision.
     fixed_divergence: KL(trained in double precision || folded in fixed point), nats per token.
     resolution: the smallest fixed-point number, relative to the largest logit.
     fits: whether every op of the folded model stays within the engine's fixed-point range (`execution.arithmetic`), and
-        the row sums of bounded softmaxes and eighth powers are in LOG_SUMS.
+        row sums of bounded softmaxes and eighth powers are in LOG_SUMS, or for one in 1000 within BEYOND of it.
     """
 
     positions: int
@@ -82,12 +86,15 @@ class FoldCheck:
 
     @property
     def keeps_precision(self) -> bool:
-        """Whether the folded model fits, equals the trained one in fp32 and loses at most 1 bit; False for NaN."""
+        """Whether the folded model fits, has no `why_not_equal`, and at most doubles the error in fixed point.
+
+        An excess of up to `resolution` is allowed. False if an error is NaN.
+        """
         return self._is_equal and self.fixed_error <= MAX_FIXED_RATIO * self.trained_fixed_error + self.resolution
 
     @property
     def passes(self) -> bool:
-        """Whether the folded model may replace the trained one; a small fixed_divergence makes up for a fixed_error."""
+        """Whether the folded model keeps precision or, with a larger `fixed_error`, diverges up to MAX_DIVERGENCE."""
         return self.keeps_precision or (self._is_equal and self.fixed_divergence <= MAX_DIVERGENCE)
 
     @property
@@ -98,7 +105,8 @@ class FoldCheck:
 def why_not_equal(*, float_error: float, agreement: float, **check: object) -> str | None:
     """Return why a folded model differs too much from the trained one in single precision; None if it does not.
 
-    float_error, agreement: as in FoldCheck, whose other fields are ignored.
+    The limits are MAX_FLOAT_ERROR and MIN_AGREEMENT. float_error, agreement: fields of a FoldCheck. check: its other
+        fields, which are ignored.
     """
     if float_error <= MAX_FLOAT_ERROR and agreement >= MIN_AGREEMENT:
         return None
@@ -109,7 +117,7 @@ def why_not_equal(*, float_error: float, agreement: float, **check: object) -> s
 
 
 class VerifiedFold(NamedTuple):
-    """A model folded as far as its check allows, and the result of the check, which may be a failure (`passes`)."""
+    """A model that was folded as far as its check allows, and the check, which may have failed (`FoldCheck.passes`)."""
 
     folded: Folded
     check: FoldCheck
@@ -123,10 +131,17 @@ class _Numbers(NamedTuple):
     engine: Callable[[], Arithmetic] | None = None  # makes the arithmetic whose range is checked
 
     def operand(self, value: Array) -> Array:
-        return np.round(np.asarray(value) / self.unit) * self.unit if self.unit else np.asarray(value, self.dtype)
+        return self._rounded(np.round, np.asarray(value)) if self.unit else np.asarray(value, self.dtype)
 
     def result(self, value: Array) -> Array:
-        return np.floor(value / self.unit) * self.unit if self.unit else np.asarray(value, self.dtype)
+        return self._rounded(np.floor, value) if self.unit else np.asarray(value, self.dtype)
+
+    def _rounded(self, rounding: Callable[..., Array], value: Array) -> Array:
+        """Return a value rounded to units. It has one copy, because a vocabulary's table can take a gigabyte."""
+        rounded = np.asarray(value / self.unit)
+        rounding(rounded, out=rounded)
+        rounded *= self.unit
+        return rounded
 
 
 DOUBLE, SINGLE = _Numbers(), _Numbers(np.float32)
@@ -162,13 +177,14 @@ class _Run(NamedTuple):
 def fold_as_far_as(
     architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, protocol: str = "semi2k"
 ) -> VerifiedFold:
-    """Fold as far as precision allows: while a check fails, the worst-conditioned linear FFN or beta is left unfolded.
+    """Return a trained model folded as far as precision allows, with the check; its stream may be scaled first.
 
-    tokens: sequences x T to check on. protocol: its fixed point is emulated, or that of semi2k if no engine here runs
-        it. If nothing is left to unfold, the last attempt is returned even if its check fails: gains of norms are
-        always folded, and small gains cost bits of the weights that take them up.
+    While a folded model does not keep precision (`FoldCheck.keeps_precision`), the linear FFN or the stabiliser's beta
+    with the worst condition number is left unfolded too. If there is none to leave, the last attempt is returned though
+    its check fails: gains of norms are always folded, and small gains cost bits of the weights that take them up.
 
-    Raises UserError if the model is folded already.
+    weights: by `<node>.<suffix>`. tokens: sequences x T to check on. protocol: protocol whose fixed point is emulated;
+        semi2k's is used if no engine here runs the protocol. Raises UserError if the model is folded already.
     """
     trained = Reference.of(architecture, weights, tokens, protocol)
     architecture, weights = trained.architecture, trained.weights
@@ -189,8 +205,9 @@ def check_tokens(
 ) -> tuple[str, Tokens]:
     """Return the origin of the tokens for a check, `validation` or `random`, and the tokens, sequences x T.
 
-    They are random if there is no corpus, or its validation split is too short. seq_len: the model's context; sequences
-        are at most FIXED_POSITIONS long. begin: the token that begins each sequence if there is no corpus, or None.
+    There are about CHECK_POSITIONS tokens, or fewer for a large vocabulary. They are random if there is no corpus, or
+    its validation split is too short. seq_len: the model's context; T is this, but at most FIXED_POSITIONS. begin: the
+        token that begins each sequence if there is no corpus, or None.
     """
     positions, seq_len = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size), min(seq_len, FIXED_POSITIONS)
     shape = (-(-positions // seq_len), seq_len)
@@ -204,11 +221,12 @@ def check_tokens(
 
 
 class Reference(NamedTuple):
-    """A trained model with a scaled stream if needed (`with_stream_scale`), and its logits, positions x vocabulary.
+    """A trained model, whose stream is scaled if needed (`with_stream_scale`), and its logits, positions x vocabulary.
 
-    tokens: sequences x T; `few` are the first of them. single: logits of all tokens in single precision. exact, fixed:
-        logits of `few`, in double precision and in fixed point. numbers: the fixed point with the most fraction bits in
-        which the model stays within range, or else with the fewest.
+    tokens: sequences x T. few: the first sequences of `tokens`, with FIXED_POSITIONS positions or slightly more.
+    single: logits of all tokens in single precision. exact: logits of `few` in double precision. fixed_error: largest
+        absolute difference from `exact` in fixed point. numbers: the fixed point with the most fraction bits in which the model stays within range; that with the
+        fewest bits if it leaves the range with all.
     """
 
     architecture: Architecture
@@ -217,14 +235,17 @@ class Reference(NamedTuple):
     few: Tokens
     single: Array
     exact: Array
-    fixed: Array
+    fixed_error: float
     numbers: _Numbers
 
     @classmethod
     def of(
         cls, architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, protocol: str = "semi2k"
     ) -> "Reference":
-        """Run a trained model on tokens, its stream scaled if squares in norms are too large for fixed point."""
+        """Return the reference of a trained model, whose stream is scaled if squares in norms are too large.
+
+        tokens: sequences x T to run the model on. protocol: as in `fold_as_far_as`.
+        """
         if architecture.tied_embeddings:
             weights = {"logits.weight": weights["embed.weight"], **weights}
         few = tokens[: -(-FIXED_POSITIONS // tokens.shape[1])]
@@ -235,10 +256,14 @@ class Reference(NamedTuple):
         for numbers in _fixed_points(protocol):
             if (fixed := _run(architecture, weights, few, numbers)).is_held:
                 break
-        return cls(architecture, weights, tokens, few, single.logits, exact, fixed.logits, numbers)
+        fixed_error = _difference(fixed.logits, exact)
+        return cls(architecture, weights, tokens, few, single.logits, exact, fixed_error, numbers)
 
     def check(self, folded: Folded, *, quick: bool = False, fixed: _Run | None = None) -> FoldCheck:
-        """Compare a folded model. quick: whether on `few` only. fixed: its fixed-point run on `few`; None to run it."""
+        """Return the comparison of a folded model with the trained one, in single precision and in fixed point.
+
+        quick: whether to use only `few` in single precision too. fixed: fixed-point run on `few`; None to run it here.
+        """
         tokens, largest = self.few if quick else self.tokens, float(np.abs(self.exact).max())
         ours, theirs = _run(folded.architecture, folded.weights, tokens, SINGLE).logits, self.single[: tokens.size]
         fixed = fixed or _run(folded.architecture, folded.weights, self.few, self.numbers)
@@ -247,7 +272,7 @@ class Reference(NamedTuple):
             float_error=_difference(ours, theirs) / largest,
             agreement=float((ours.argmax(axis=-1) == theirs.argmax(axis=-1)).mean()),
             fixed_error=_difference(fixed.logits, self.exact) / largest,
-            trained_fixed_error=_difference(self.fixed, self.exact) / largest,
+            trained_fixed_error=self.fixed_error / largest,
             fixed_divergence=_divergence(self.exact, fixed.logits),
             resolution=self.numbers.unit / largest,
             fits=fixed.fits,
@@ -255,13 +280,16 @@ class Reference(NamedTuple):
 
 
 def _difference(ours: Array, theirs: Array) -> float:
-    return float(np.abs(ours - theirs).max())
+    return float(np.max([np.abs(our - their).max() for our, their in zip(ours, theirs, strict=True)]))
 
 
 def _divergence(kept: Array, replaced: Array) -> float:
     """Return KL(kept || replaced) in nats per position, from logits of positions x vocabulary."""
-    ours, theirs = (logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True) for logits in (replaced, kept))
-    return float((np.exp(theirs) * (theirs - ours)).sum(axis=-1).mean())
+    total = 0.0
+    for row in zip(replaced, kept, strict=True):  # one by one, because all may take gigabytes
+        ours, theirs = (logits - np.logaddexp.reduce(logits) for logits in row)
+        total += float((np.exp(theirs) * (theirs - ours)).sum())
+    return total / len(kept)
 
 
 @np.errstate(all="ignore")  # what is not finite is not equal
@@ -274,10 +302,11 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
     largest, square_share, sums_share, is_held = 0.0, 0.0, 0.0, True
     engine = None if numbers.engine is None else numbers.engine()
     for node in graph:
-        operands = {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
+        operands = interpreter.operands(node, arrays)
         if isinstance(node.op, ops.TokenEmbedding):  # equal to a product with one-hot vectors
-            values = [operands["weight"][sequence] for sequence in tokens]
+            values = [numbers.operand(operands["weight"][sequence]) for sequence in tokens]
         else:
+            operands = {suffix: numbers.operand(value) for suffix, value in operands.items()}
             sources = list(zip(*(known[name] for name in node.inputs), strict=True))
             values = [evaluate(node.op, library, operands, *source) for source in sources]
             is_held = is_held and (engine is None or all(engine.holds(node, operands, *source) for source in sources))
@@ -325,10 +354,10 @@ def factor_for(square_share: float) -> float:
 def with_stream_scale(
     architecture: Architecture, weights: Mapping[str, Tensor], factor: float
 ) -> tuple[Architecture, dict[str, Tensor]]:
-    """Return the same unfolded model with its stream multiplied by this factor, a power of two, and embeddings untied.
+    """Return architecture and weights of the same model with its stream multiplied by a factor and embeddings untied.
 
-    The epsilon of its norms is multiplied by the factor's square. A model with a LayerNorm, whose epsilon is fixed, or
-    with attention values that are slices of the stream is returned unchanged.
+    The model must not be folded. factor: a power of two. The epsilon of norms is multiplied by the factor's square. A
+    model with a LayerNorm, whose epsilon is fixed, or with attention values that are slices of the stream is unchanged.
     """
     new = dict(weights)
     if "layernorm" in architecture.norms or architecture.block_facts.is_shaped:

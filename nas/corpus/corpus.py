@@ -47,19 +47,20 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 2  # version of the cache entry; part of the fingerprint
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end of text
-COUNTED_TOKENS = 1 << 24  # at a time, which bounds memory
+COUNTED_TOKENS = 1 << 24  # tokens counted at a time, which bounds memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """A prepared corpus; `tokens` maps its arrays into memory.
+    """A prepared corpus: a train and a validation split in tokens, which `tokens` maps into memory.
 
-    fingerprint: hash of everything that its tokens depend on. tokenizer: name with a digest. vocab_size: the
-    tokenizer's; a small corpus yields fewer merges than requested. begin_of_text: replaces the first token of each
-    sequence, unless it is None; the files have none. num_train_tokens: size of the whole split, or of the part
-    of a large source that was prepared. unigram_loss: validation loss, nats per token, of a unigram model of the train
-    split with one added to every count; the reference loss of the hypervolume. chunk_len: None if documents follow each
-    other, else the length of the sequences into which each document was cut, each stored with the token after it.
+    folder: entry of the cache. data: the source as the user named it. fingerprint: hash of everything that the tokens
+    depend on. tokenizer: name with a digest. vocab_size: the tokenizer's; a small corpus yields fewer merges than
+    requested. begin_of_text: the token that replaces the first one of each sequence when it is read; None for no such
+    token. num_train_tokens: size of the whole split, or of the part of a large source that was prepared. unigram_loss:
+    validation loss, nats per token, of a unigram model of the train split with one added to every count; the reference
+    loss of the hypervolume. held_out: the validation documents. chunk_len: None if documents follow each other, else
+    the length of the sequences into which each document was cut, each stored with the token after it.
     """
 
     folder: str
@@ -85,7 +86,7 @@ class Corpus:
         return {"train": self.num_train_tokens, "validation": self.num_validation_tokens}
 
     def file(self, split: Split) -> Path:
-        """Return the file with the tokens of a split."""
+        """Return the path of the file with the tokens of a split."""
         return Path(self.folder) / ("train.bin" if split == "train" else self.held_out.file)
 
 
@@ -100,21 +101,23 @@ def prepare(
     of_parent: KeptWindows | None = None,
     source: DocumentSource | None = None,
 ) -> Corpus:
-    """Prepare the corpus `data` (see `open_source`) in at most `vocab_size` tokens, or open it in the cache.
+    """Return the corpus of `data` (see `open_source`) from the cache, where it is prepared first if needed.
 
     A tokenizer is trained unless one is given or the corpus has one that fits. A killed preparation is resumed.
 
     Args:
+        vocab_size: largest size of the vocabulary.
+        cache_dir: folder of the cache; None for the user's.
         seq_len: tokens of a training sequence; required for corpora that are cut into sequences, else not used.
         tokens: training tokens of a run. A large source is prepared only as far as needed (see `level_of`), and
             further for a longer run.
-        tokenizer: used instead of the corpus's own, for a model with another one.
-        of_parent: windows of the parent's training text (`nas.corpus.held_out.to_keep`) as far as known;
+        tokenizer: the model's tokenizer, used instead of the corpus's own; None for its own or a trained one.
+        of_parent: windows of the parent's training text (`nas.corpus.held_out.to_keep`), None if unknown;
             validation excludes documents that repeat them.
-        source: used instead of the one that `data` names.
+        source: the source to use instead of the one that `data` names.
 
     Raises UserError for bad data, vocabulary or tokenizer, a missing `seq_len`, a split without tokens, or a validation
-    split of nothing but copies of trained text; OSError if the cache cannot be written.
+    split of nothing but copies of training text; OSError if the cache cannot be written.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise UserError(f"`vocab_size` must be at least {MIN_VOCAB_SIZE} (every byte), but got {vocab_size}.")
@@ -152,12 +155,12 @@ def prepare(
 
 
 def tokenizer_folder(fingerprint: str) -> Path:
-    """Return the folder with the tokenizer of a prepared corpus, which exists as long as its cache entry."""
+    """Return the folder with the tokenizer of a corpus; it does not exist if the corpus is not in the cache."""
     return _entry(fingerprint)[0]
 
 
 def known_corpus(fingerprint: str | None) -> Corpus | None:
-    """Return the prepared corpus with this fingerprint, or None if the cache does not have all of it."""
+    """Return the prepared corpus with a fingerprint; None for None, or if the cache does not have the whole corpus."""
     if fingerprint is not None:
         with suppress(UserError):
             return open_corpus(*_entry(fingerprint))
@@ -175,7 +178,10 @@ def _entry(fingerprint: str) -> tuple[Path, int | None]:
 
 
 def open_corpus(folder: Path, level: int | None = None) -> Corpus:
-    """Open a cache entry, whole (None) or its first `level` training tokens. Raises UserError if missing or torn."""
+    """Return the corpus in a cache entry. Raises UserError if it is missing or incomplete.
+
+    level: training tokens up to which a large source was prepared (`level_of`); None if the whole source was.
+    """
     path = folder / _facts_file(level)
     try:
         facts = read_json(path)
@@ -192,7 +198,7 @@ def open_corpus(folder: Path, level: int | None = None) -> Corpus:
 
 
 def require_chunks(corpus: Corpus, seq_len: int) -> None:
-    """Raise UserError if the corpus was cut into other lengths, or a split has no sequence of seq_len + 1 tokens."""
+    """Raise UserError if documents were cut into sequences of another length, or a split has at most seq_len tokens."""
     if corpus.chunk_len not in (None, seq_len):
         raise UserError(
             f"data {corpus.data!r} was prepared in sequences of {corpus.chunk_len} tokens, not of {seq_len}; "

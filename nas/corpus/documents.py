@@ -1,6 +1,6 @@
 """Streams of documents: batches in a fixed order, each with the position from which the stream can be resumed.
 
-A document is one text file, one line of a .jsonl or one row of a table, already assigned to a split.
+A document is one text file or a part of it, one line of a .jsonl or one row of a table, already assigned to a split.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ OWN_RULE, NO_TOKEN = "tokenizer", "none"  # what begins a text: the tokenizer's 
 VALIDATION_SHARE = 0.05  # of files or rows: about 90,000 tokens of the standard library
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 22  # bounds memory for books
-MOST_REASONS = 10  # why files are not read, in a line
+MOST_REASONS = 10  # reasons why files were not read that `Reading.lines` lists
 
 
 class Document(NamedTuple):
@@ -31,7 +31,8 @@ class Document(NamedTuple):
 class Batch(NamedTuple):
     """Some documents of a stream.
 
-    position: JSON data to resume the stream after them. share: share of the stream read so far, if known.
+    position: JSON data to resume the stream after these documents. share: share of the stream read so far, from 0 to 1,
+        or None if unknown.
     """
 
     documents: list[Document]
@@ -43,8 +44,8 @@ class Batch(NamedTuple):
 class Stream:
     """A stream of documents.
 
-    split: the split of all documents, or None if each is assigned by hash. batches: returns the batches after a
-        position, or all for None; they do not depend on where the stream was opened.
+    split: the split of all documents; None if the stream has documents of both. batches: returns the batches after a
+        position, or all for None. The documents of a batch do not depend on the position that was given.
     """
 
     split: Split | None
@@ -55,8 +56,8 @@ class Stream:
 class GivenTokenizer:
     """A tokenizer of a corpus or model.
 
-    json: its tokenizer.json, whose post-processor says with which token a text begins. end_of_text: the token after a
-    document. files: names and contents of its other files, which exports carry.
+    json: text of its tokenizer.json, whose post-processor says with which token a text begins. end_of_text: the token
+    that ends a document. files: names and contents of the tokenizer's other files, which exports include.
     """
 
     name: str
@@ -69,7 +70,8 @@ class GivenTokenizer:
 class Reading:
     """What was read of a folder.
 
-    read: number of files by kind. num_bytes: their size. left_out: for each reason, the number of files and one name.
+    read: number of files that were read, by kind. num_bytes: size of these files. left_out: by reason, the number of
+        files that were not read and the name of one.
     """
 
     folder: str
@@ -79,7 +81,7 @@ class Reading:
 
     @property
     def lines(self) -> list[str]:
-        """Return a line that says what was read and, if anything was left out, a line that says what and why."""
+        """A line that says what was read and, if files were left out, a second line that says which and why."""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.read.items())
         num_read, num_left = sum(self.read.values()), sum(count for count, _ in self.left_out.values())
         lines = [
@@ -101,9 +103,9 @@ class DocumentSource:
     """The documents of a corpus.
 
     name: as the user wrote it. fingerprint: hexadecimal SHA-256 of everything that the documents depend on. streams:
-    one with both splits, or one for each, validation first. tokenizer: reads the corpus's own tokenizer for a
-    vocabulary of this size; None if one must be trained. chunked: whether sequences are cut within each document, and
-    its tail is dropped. read: what was read of each of its folders, and what was not.
+    one with both splits, or one for each, validation first. tokenizer: function that takes the size of the vocabulary
+    and returns the corpus's own tokenizer, or None if there is none that fits and one must be trained. chunked: whether
+    sequences are cut within each document, and its tail is dropped. read: what was read of each of its folders.
     """
 
     name: str
@@ -115,7 +117,7 @@ class DocumentSource:
 
 
 def documents(source: DocumentSource, split: Split | None = None) -> Iterator[Document]:
-    """Yield the documents of a split, or of both, from the first."""
+    """Yield all documents of a split, or of both splits for None."""
     for stream in source.streams:
         if split is None or stream.split in (None, split):
             with closing(stream.batches(None)) as batches:
@@ -124,14 +126,17 @@ def documents(source: DocumentSource, split: Split | None = None) -> Iterator[Do
 
 
 def texts(source: DocumentSource, split: Split) -> Iterator[str]:
-    """Yield the texts of a split, from the first."""
+    """Yield the texts of all documents of a split."""
     return (document.text for document in documents(source, split))
 
 
 def in_batches(
     documents: Iterable[Document], position: Callable[[], Any], share: Callable[[], float | None]
 ) -> Generator[Batch, None, None]:
-    """Group documents into batches of bounded number and size; `position` and `share` are called after each batch."""
+    """Yield documents in batches of BATCH_DOCUMENTS, or fewer if they have BATCH_CHARACTERS characters together.
+
+    position, share: return these fields of a `Batch`; called after the batch's last document was read.
+    """
     batch: list[Document] = []
     size = 0
     for document in documents:
@@ -145,11 +150,11 @@ def in_batches(
 
 
 def by_hash(key: str) -> Split:
-    """Return the split to which the hash of a key, a relative path or a text, assigns a document."""
+    """Return the split of a document, decided by the hash of `key`: the document's relative path or its text."""
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
     return "validation" if int.from_bytes(digest[:8], "big") < VALIDATION_SHARE * 2**64 else "train"
 
 
 def fingerprint(content: Any) -> str:
-    """Return the hexadecimal SHA-256 of JSON data."""
+    """Return the hexadecimal SHA-256 of plain data, written as JSON."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -38,7 +38,7 @@ MOST_PIECE_CHARACTERS = 128  # of a piece, which may be cut anywhere; the usual 
 
 @contextmanager
 def tokenizing(subject: str) -> Iterator[None]:
-    """Turn errors and panics of the tokenizers package into UserErrors about `subject`; silence stderr meanwhile."""
+    """Turn errors and panics of the package tokenizers in a block into UserErrors about `subject`; discard stderr."""
     with _stderr:
         sys.stderr.flush()
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -57,9 +57,9 @@ def tokenizing(subject: str) -> Iterator[None]:
 
 
 def read_foreign_tokenizer(json: str, subject: str) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json. subject: what the message calls it.
+    """Return the tokenizer of a tokenizer.json. json: the file's text. subject: name of the tokenizer in messages.
 
-    Raises UserError if it is damaged, or exceeds MOST_GROWTH or MOST_CHARACTERS.
+    Raises UserError if the text is damaged, or the tokenizer exceeds MOST_GROWTH or MOST_CHARACTERS.
     """
     rule = f"{subject} must be a whole tokenizer.json"
     data = plain_json(json, rule)
@@ -106,7 +106,8 @@ class Piece(NamedTuple):
 def to_json(model: bytes) -> str:
     """Return the tokenizer.json of a SentencePiece BPE model without normalisation, such as Languini's.
 
-    Raises UserError if it is damaged or too large, uses another algorithm or normalisation, or has too long a piece.
+    model: content of the file. Raises UserError if it is damaged or too large, uses another algorithm or normalisation,
+    or has too long a piece.
     """
     if len(model) > MOST_BYTES:
         raise UserError(f"it must be a SentencePiece model of at most {MOST_BYTES:,} bytes, but has {len(model):,}.")

@@ -6,7 +6,7 @@ the upper 32 bits are kept, so that a new window matches one of N distinct ones 
 the 189,152 of the builtin parent.
 
 Whole documents are excluded, since text around a copy is mostly copied too: each with more than a tenth of its windows
-in training text, and then those with the largest shares, until at most 2 % of all windows are repeated.
+in training text, and then those with the largest shares, until at most 2 % of the remaining windows are repeated.
 """
 
 import json
@@ -29,10 +29,11 @@ MOST_GROUPS = 64  # documents whose loss is recorded separately; the error over 
 MOST_KEPT = 1 << 22  # windows kept with a model: 16 MiB, and 0.1 % of other windows match by chance
 READ_WINDOWS = 1 << 22  # at a time, which bounds memory
 WINDOW_LINES = 5
-MOST_OF_A_DOCUMENT = 0.1  # under Python 3.11 to 3.13, copies have at least 44 %, other files at most 1.6 %
+# Shares of windows that may be repeated; copies have at least 44 % under Python 3.11 to 3.13, other files up to 1.6 %.
+MOST_OF_A_DOCUMENT = 0.1
 MOST_OF_ALL = 0.02
 KEPT_TYPE = np.dtype("<u4")  # of windows kept with a parent
-WINDOW_BYTES = 8  # of others
+WINDOW_BYTES = 8  # of a window's hash in the cache
 
 Windows = NDArray[np.uint64]
 KeptWindows = NDArray[np.uint32]
@@ -46,10 +47,11 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FE
 class HeldOut:
     """The validation documents, and those excluded because they repeat training text.
 
-    file: the file of their tokens. documents: name and number of tokens of each, in order; if there are more than
-        MOST_GROUPS, of groups of neighbours. num_left_out, tokens_left_out: excluded documents and their tokens.
+    file: name of the file with the tokens of the validation documents. documents: name and number of tokens of each
+        document, in order, or of each group of neighbours (`grouped`). num_left_out, tokens_left_out: numbers of
+        excluded documents and of their tokens.
     repeated_share: share of the windows of validation documents that occur in the training text of the candidates or,
-        as far as known, of the parent.
+        as far as known, of the parent. Of a second corpus, tokens_left_out and repeated_share are not computed, but 0.
     """
 
     file: str = "held-out.bin"
@@ -64,9 +66,9 @@ def hold_out(
 ) -> HeldOut:
     """Write the tokens of validation documents, without those that repeat training text, to `file` in a cache entry.
 
-    lengths: how many tokens, windows or bytes of each prepared file to use. dtype: of token ids. of_parent: windows of
-        the parent's training text, as far as known. Raises UserError if no document is left, OSError if the
-        file cannot be written.
+    lengths: how many tokens, windows or bytes of each prepared file to use. dtype: type of token ids. of_parent:
+        windows of the parent's training text (`to_keep`); None if unknown. Raises UserError if no document is left,
+        OSError if the file cannot be written.
     """
     lines = (entry / "documents.bin").read_bytes()[: lengths["documents"]].splitlines()
     names, num_tokens, num_windows = zip(*(json.loads(line) for line in lines), strict=True)
@@ -93,7 +95,7 @@ def hold_out(
 
 
 def trained_on(entry: Path) -> KeptWindows | None:
-    """Return the windows of all prepared training text as `to_keep` does, to be kept with a model.
+    """Return the hashes of the windows of all prepared training text, in the form stored with a model (`to_keep`).
 
     Return None if the text has more than MOST_KEPT windows, repeated ones included. entry: a folder of the cache.
     """
@@ -103,14 +105,14 @@ def trained_on(entry: Path) -> KeptWindows | None:
 
 
 def stored_windows(entry: Path) -> Iterator[Windows]:
-    """Yield the windows of all prepared text of both splits, in parts."""
+    """Yield the 64-bit hashes of the windows of all prepared text of both splits, in arrays of up to READ_WINDOWS."""
     for split in SPLITS:
         path = entry / f"{split}-windows.bin"
         yield from _parts(path, path.stat().st_size // WINDOW_BYTES)
 
 
 def grouped(documents: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return names and tokens of the documents, or of MOST_GROUPS groups of nearly as many neighbours each."""
+    """Return `documents`, name and number of tokens of each, joined to MOST_GROUPS groups of neighbours if more."""
     if len(documents) <= MOST_GROUPS:
         return tuple(documents)
     ends = [group * len(documents) // MOST_GROUPS for group in range(MOST_GROUPS + 1)]
@@ -124,7 +126,7 @@ def _parts(path: Path, length: int) -> Iterator[Windows]:
 
 
 def window_hashes(text: str) -> Windows:
-    """Return the hash of every window of a text, in order, with repeats."""
+    """Return the 64-bit hash of every window of a text, in order, with repeats."""
     stripped = (line.strip() for line in text.splitlines())
     lines = [zlib.crc32(line.encode("utf-8", "surrogatepass")) for line in stripped if _COUNTS.search(line)]
     if 0 < len(lines) < WINDOW_LINES:
@@ -139,12 +141,15 @@ def window_hashes(text: str) -> Windows:
 
 
 def to_keep(windows: Windows) -> KeptWindows:
-    """Return the sorted, distinct upper halves of windows, which are kept with a parent."""
+    """Return the sorted, distinct upper 32 bits of the hashes of windows, which are stored with a model."""
     return np.unique((windows >> np.uint64(32)).astype(KEPT_TYPE))
 
 
 def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWindows | None) -> NDArray[np.bool_]:
-    """Return whether each window occurs in the training text of candidates, given in parts, or of their parent."""
+    """Return whether each window occurs in the training text of candidates (`trained_on`, in parts) or of their parent.
+
+    All are hashes. of_parent: result of `to_keep`; None if unknown.
+    """
     wanted, places = np.unique(windows, return_inverse=True)
     repeats = np.zeros(len(wanted), dtype=bool)
     if of_parent is not None:
@@ -156,7 +161,7 @@ def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWin
 
 
 def kept_documents(num_windows: NDArray[np.int64], num_repeated: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether each document is used for validation, from its numbers of windows and of repeated ones."""
+    """Return whether each document is used for validation, from its number of windows and of repeated windows."""
     shares = num_repeated / np.maximum(num_windows, 1)
     kept: NDArray[np.bool_] = shares <= MOST_OF_A_DOCUMENT
     for document in np.argsort(-shares, kind="stable"):

@@ -50,12 +50,14 @@ CARD_KEYS = re.compile(r"^(dataset_info|configs|task_categories|task_ids|size_ca
 
 
 class File(NamedTuple):
+    """A file with documents. size: in bytes. documents: reads and yields the documents."""
+
     size: int
     documents: Callable[[], Iterator[Document]]
 
 
 class Listing(NamedTuple):
-    """The files of a folder that hold documents, what their documents depend on, and what was read of the folder."""
+    """The files of a folder that hold documents, JSON data on which the documents depend, and what was left out."""
 
     files: list[File]
     content: list[Any]
@@ -71,11 +73,11 @@ def stdlib_source() -> DocumentSource:
 
 
 def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> DocumentSource:
-    """Return every text and table in a folder, split by hash, without the card of a data set.
+    """Return the texts and tables in a folder as a source. name: the source's. Raises UserError if there is no text.
 
-    If names state a train split, a test split is left out, and a validation split is used as such. If all texts would
-    be in one split, the end of each is held out instead. With `whole_files`, names are ignored and no file is cut.
-    Raises UserError if there is no text.
+    A data set's card is left out. A hash decides the split, unless names state a train and a validation split; files of
+    a test split are left out if names state a train split. If there are no tables and all texts would be in one split,
+    the end of each text validates instead. With `whole_files`, splits that names state are ignored, and no file is cut.
     """
     listing = listed(folder, None, by_name=not whole_files, has_card=True)
     files, content, _ = listing
@@ -95,7 +97,7 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
 
 
 def file_source(name: str, path: Path) -> DocumentSource:
-    """Return one text, whose end is held out, or the rows of one file, split by hash; raise UserError if unreadable."""
+    """Return a text, whose end validates, or rows, split by hash, as a source. Raises UserError if unreadable."""
     if kind_of(path) in ROW_READERS:
         file = File(path.stat().st_size, partial(_documents, path, path.name, None))
         return _source(name, Listing([file], [path.suffix, digest(path)]))
@@ -115,8 +117,8 @@ def _source(name: str, listing: Listing, *streams: Stream) -> DocumentSource:
 def listed(folder: Path, split: Split | None, *, by_name: bool = False, has_card: bool = False) -> Listing:
     """Return the files in a folder that hold documents.
 
-    split: the split of all documents, or None to decide by hash. by_name: whether names may state splits. has_card:
-    whether the card of a data set is left out. Raises UserError if there is no text.
+    split: the split of all documents, or None to decide by hash. by_name: whether splits that names state are followed.
+    has_card: whether a data set's card is left out. Raises UserError if there is no text.
     """
     files, left_out = files_below(folder)
     kinds = {relative: kind_of(path) for relative, path in files}
@@ -156,7 +158,10 @@ def listed(folder: Path, split: Split | None, *, by_name: bool = False, has_card
 
 
 def file_stream(files: Sequence[File], split: Split | None) -> Stream:
-    """Stream the documents of files, one file after the other; a position is [file, number of its documents read]."""
+    """Return a stream of the documents of files, one file after the other.
+
+    split: as in `Stream`. A position is the index of a file and the number of its documents that were read.
+    """
     total = max(1, sum(file.size for file in files))
 
     def batches(position: Any) -> Generator[Batch, None, None]:
@@ -230,7 +235,7 @@ def _listed(
 
 
 def stdlib_files(folder: Path) -> Iterator[Path]:
-    """Yield Python files of the standard library, without entering excluded folders such as site-packages."""
+    """Yield Python files of the standard library, without _sysconfigdata* and folders of STDLIB_EXCLUDED."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in STDLIB_EXCLUDED]
         yield from (
@@ -275,7 +280,7 @@ def _decoded(path: Path) -> str:
 
 
 def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, str]]]:
-    """Return all files by relative path, and what cannot be listed, as (reason, relative path).
+    """Return the regular files below a folder, as (relative path, path), and all else, as (reason, relative path).
 
     Folders behind links come last, each once, so that links in a circle end and files without links keep their order.
     """
@@ -323,9 +328,9 @@ def splits_by_name(names: Iterable[str]) -> dict[str, str]:
 
 
 def is_card(name: str, text: str, others: Mapping[str, bool]) -> bool:
-    """Whether a file is the card of a data set: by its front matter, or as the only text beside tables.
+    """Whether a file is a data set's card: a README.md with a card's front matter, or with only tables beside it.
 
-    others: the other files that are read, by relative path, with whether each is a table.
+    name: relative path. others: by relative path of each other file that is read, whether it is a table.
     """
     if PurePosixPath(name).name != CARD:
         return False

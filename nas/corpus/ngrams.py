@@ -34,7 +34,7 @@ DISCOUNT = 0.75  # D: how much rarer bigrams are in held-out news than in traini
 NAMES = ("unigram", "bigram", "trigram", "4-gram", "5-gram")
 TRIGRAM = 3
 
-MOST_LOSS = 700.0  # nats, whose exponential is still a number
+MOST_LOSS = 700.0  # nats; the exponential is still finite
 
 Tokens = NDArray[np.integer[Any]]
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ COUNTED_TOKENS = 1 << 24  # most training tokens that are counted: takes 1.5 GB 
 
 
 def require_losses(of: str, *losses: float | None) -> None:
-    """Raise UserError for a loss outside 0 to MOST_LOSS nats per token; None passes. of: the model, in the message."""
+    """Raise UserError unless each loss is None or from 0 to MOST_LOSS nats per token. of: the model, for messages."""
     for loss in losses:
         if loss is not None and not -0.01 <= loss <= MOST_LOSS:  # rounding may make 0 negative
             raise UserError(f"the loss of {of} must be from 0 to {MOST_LOSS:g} nats per token, but got {loss!r:.80}.")
@@ -54,7 +54,7 @@ def require_losses(of: str, *losses: float | None) -> None:
 class NgramBaseline:
     """N-gram models of a candidate's training tokens, evaluated on its validation tokens.
 
-    tokens: training tokens that were counted. losses: those of orders 1 to 5, nats per token.
+    tokens: number of training tokens counted. losses: validation loss of each order from 1 to 5, nats per token.
     """
 
     tokens: int
@@ -84,7 +84,7 @@ def kneser_ney(train: Tokens, held_out: Tokens, vocab_size: int) -> Iterator[NDA
 
     train, held_out: rows of token ids below `vocab_size`, which is at most 2**32; at least 1 row x 2 columns, the same
         number of columns in both. All but the first token of a row are targets. Contexts do not cross the start of a
-        row, so targets near it use the longest order that fits.
+        row, so that targets near the start use the longest order that fits.
     """
     ids, held_ids = train.astype(np.int64), held_out.astype(np.int64)  # of the n-gram that ends at each place
     counts = np.bincount(train[:, 1:].ravel(), minlength=vocab_size)
@@ -157,7 +157,7 @@ def ngram_baseline(
 ) -> NgramBaseline:
     """Return the n-gram baseline of candidates trained and validated in sequences of seq_len tokens.
 
-    It is computed without the token that begins a text, and cached with the corpus. A model that learned from long
+    The token that begins a text is left out. The result is cached with the corpus. A model that learned from long
     contexts has a lower loss than the trigram. The hypervolume's reference is another unigram model,
     `Corpus.unigram_loss`, of the whole training split.
 
@@ -166,10 +166,10 @@ def ngram_baseline(
             (`NgramBaseline.tokens`), although more would lower the perplexities.
         seed: seed of the training, which draws a part of all tokens; for 524,288 tokens the trigram varies by 4 % over
             four seeds.
-        validation_tokens: the scale's. The baseline is computed on the same targets as the candidates, with the same
-            weights (`held_out_targets`) and contexts within a sequence, since other parts of a split have other
+        validation_tokens: those of the recipe's scale. The losses are on the same targets as the candidates', with the
+            same weights (`held_out_targets`) and contexts within a sequence, since other parts of a split have other
             perplexities.
-        second: another corpus in the same tokens, on whose targets the baseline is computed instead.
+        second: corpus of the same tokenizer, whose validation targets are used instead; None for those of `corpus`.
 
     Raises UserError if a split has no sequence.
     """

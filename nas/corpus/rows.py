@@ -29,7 +29,7 @@ OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 def kind_of(path: Path) -> str:
-    """Return the suffix that says how a file is read, in lower case, such as `.jsonl` for `a.JSONL.gz`."""
+    """Return the suffix that decides how a file is read, in lower case, such as `.jsonl` for `a.JSONL.gz`."""
     kind = path.with_suffix("").suffix.lower() if path.suffix.lower() in OPENERS else path.suffix.lower()
     return path.suffix.lower() if kind in ("", ".parquet") else kind
 
@@ -49,7 +49,7 @@ def opened(path: Path, most: int = MOST_ROWS) -> Iterator[IO[bytes]]:
 
 
 def jsonl_texts(path: Path) -> Iterator[str]:
-    """Yield the text of every line that is not blank.
+    """Yield the text of every line of a .jsonl file that is not blank.
 
     Raises UserError, naming file and line, if the file cannot be read or a line is not a JSON object with a text.
     """
@@ -57,7 +57,7 @@ def jsonl_texts(path: Path) -> Iterator[str]:
 
 
 def jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """Yield the data and the position (file and line) of every line that is not blank.
+    """Yield the data of every line of a .jsonl file that is not blank, with words for its place (file and line).
 
     Raises UserError, naming file and line, if the file cannot be read or a line is not JSON.
     """
@@ -70,7 +70,7 @@ def jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 def json_texts(path: Path) -> Iterator[str]:
-    """Yield the text of every row of a list, of a single row, or of lines as in a .jsonl file.
+    """Yield the texts of a .json file, which has a list of rows, a single row, or lines as in a .jsonl file.
 
     Raises UserError if the file cannot be read, is too large to be read as a whole, or has a row without a text.
     """
@@ -93,9 +93,9 @@ def json_texts(path: Path) -> Iterator[str]:
 
 
 def csv_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of a table whose first line names its columns, without empty ones; a .tsv file has tabs.
+    """Yield the texts that are not empty of a .csv or .tsv file, whose first line names its columns.
 
-    Raises UserError, naming the file, if it cannot be read, is not UTF-8 or has no column of texts.
+    Raises UserError, naming the file, if it cannot be read, is no table or not UTF-8, or has no column of texts.
     """
     csv.field_size_limit(MOST_CSV_CHARACTERS)
     try:
@@ -131,7 +131,7 @@ def _text_of(row: Any, where: str) -> str:
 
 
 def parquet_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of a table, without nulls.
+    """Yield the texts of a parquet file, without nulls.
 
     Raises UserError, naming the file, if it is damaged, not a parquet file, or has no column of texts.
     """
@@ -168,7 +168,7 @@ MAY_LACK_TEXT = (".json", ".csv", ".tsv")  # often beside texts, as settings or 
 
 
 def lacks_text(path: Path) -> str:
-    """Return why a file of a kind that may lack text is not read; empty if its first row has one or for other kinds."""
+    """Return why not to read a file of a kind in MAY_LACK_TEXT; '' if its first row has a text, and for other kinds."""
     if kind_of(path) not in MAY_LACK_TEXT:
         return ""
     try:

@@ -1,8 +1,8 @@
 """A second validation corpus: text of other authors, none of which is used for training.
 
-It uses the tokens of the first corpus, and excludes documents that repeat the text of the first corpus or of the
-parent. `dependencies` is Python source of packages that this one needs: of each of PACKAGES, the FILES_OF_EACH
-installed files whose paths have the lowest hashes, so that equal versions give the same choice.
+It is in the tokens of the first corpus, without documents that repeat text of the first corpus or of the
+parent. The source `dependencies` is Python code of packages that this one needs: of each of PACKAGES, the FILES_OF_EACH
+installed files, of sizes in FILE_BYTES, whose paths have the lowest hashes, so that equal versions give equal choices.
 """
 
 import hashlib
@@ -47,16 +47,16 @@ A_COPY = 0.5  # share of repeated windows above which a document counts as the s
 
 
 class SecondSource(NamedTuple):
-    """The documents of a second corpus. fingerprint: a hash of the whole source that they are from."""
+    """The documents of a second corpus. fingerprint: hash of the whole source from which the documents are taken."""
 
     fingerprint: str
     documents: list[Document]
 
 
 def second_source(data: str) -> SecondSource:
-    """Return the documents of `dependencies`, or the first READ_CHARACTERS of a source named as in `--data`.
+    """Return the documents of `dependencies`, or the first documents of a source that `open_source` opens.
 
-    Raises UserError as `open_source` does.
+    Documents of a source are read until they have READ_CHARACTERS together. Raises UserError as `open_source` does.
     """
     if data != DEPENDENCIES:
         source = open_source(data, whole_files=True)
@@ -76,10 +76,11 @@ def second_source(data: str) -> SecondSource:
 
 
 def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: KeptWindows | None) -> Corpus:
-    """Return the corpus `first` with another source as its validation split.
+    """Return the corpus `first` with the documents of `source` as its validation split.
 
-    Documents that repeat text of `first` or of the parent are excluded. of_parent: windows of the parent's text.
-    Raises UserError if more than half of a document is repeated, unless the source is `dependencies`.
+    Documents that repeat text of `first` or of the parent are excluded. data: name of the source. of_parent: windows of
+    the parent's training text (`to_keep`); None if unknown. Raises UserError if more than half of a document is
+    repeated, unless the source is `dependencies`.
     """
     parent = b"" if of_parent is None else of_parent.tobytes()
     key = hashlib.sha256(json.dumps([1, first.fingerprint, source.fingerprint]).encode() + parent).hexdigest()[:16]
@@ -112,7 +113,7 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
 
 
 def require_sequences(second: Corpus, seq_len: int) -> None:
-    """Raise UserError unless the corpus is long enough for an n-gram baseline."""
+    """Raise UserError unless `second` has a sequence of seq_len tokens, which an n-gram baseline needs."""
     if not second.held_out.documents or second.num_validation_tokens <= seq_len:
         raise UserError(
             f"--second-eval-data {second.data} must hold more than {seq_len} tokens for an n-gram baseline, but has "
@@ -129,9 +130,9 @@ def _beside(first: Corpus, data: str, key: str, entry: Path, held_out: HeldOut) 
 
 
 def package_files(package: str) -> Iterator[tuple[str, Path]]:
-    """Yield names and paths of a package's Python files, in the order of the names' hashes; none if not installed.
+    """Yield name and path of each Python file of an installed package, in the order of the names' hashes.
 
-    Tests and vendored code are left out.
+    Tests and vendored code (NOT_THEIRS) are left out. A package that is not installed has no files.
     """
     try:
         files = distribution(package).files or []

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from nas.corpus.corpus import Corpus, require_chunks
 from nas.corpus.documents import Split
 
-MOST_OF_LOSS = 1 / 20
+MOST_OF_LOSS = 1 / 20  # greatest weight of a document in the validation loss
 
 DocumentLoss: TypeAlias = tuple[float, float]  # share of the loss, nats per token
 
 
 def num_sequences(corpus: Corpus, split: Split, seq_len: int) -> int:
-    """Return the number of sequences of seq_len tokens, each with its next token, that share no target.
+    """Return the number of sequences of a split, of seq_len tokens and the token after them, that share no target.
 
-    Raises UserError if the corpus was cut into sequences of another length, or a split has none.
+    Raises UserError as `require_chunks`.
     """
     require_chunks(corpus, seq_len)
     length = corpus.lengths[split]
@@ -28,15 +28,15 @@ def num_sequences(corpus: Corpus, split: Split, seq_len: int) -> int:
 
 @lru_cache(maxsize=2)  # a batch spans at most two epochs
 def epoch_order(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
-    """Return the order in which an epoch goes through the `length` training sequences."""
+    """Return the order in which an epoch, numbered from 0, goes through `length` training sequences: a permutation."""
     return np.random.default_rng([seed, epoch]).permutation(length)
 
 
 class HeldOutTargets(NamedTuple):
     """Validation targets.
 
-    indices: numbers of their sequences, rising. documents: index in `HeldOut.documents` of each target, sequences x
-        seq_len. shares: weight of each document in the loss; they add up to 1.
+    indices: indices of their sequences, ascending, as `gather` takes them. documents: index in `HeldOut.documents` of
+        each target, sequences x seq_len. shares: weight of each document in the loss; the weights add up to 1.
     """
 
     indices: NDArray[np.int64]
@@ -44,7 +44,7 @@ class HeldOutTargets(NamedTuple):
     shares: NDArray[np.float64]
 
     def by_document(self, losses: NDArray[np.floating[Any]]) -> tuple[DocumentLoss, ...]:
-        """Return share and mean loss of each document, 0 without targets. losses: sequences x seq_len."""
+        """Return weight and mean loss of each document, both 0 without targets. losses: sequences x seq_len, nats."""
         owners = self.documents.ravel()
         sums = np.bincount(owners, losses.ravel(), len(self.shares))
         counts = np.bincount(owners, minlength=len(self.shares))
@@ -57,7 +57,7 @@ def mean_loss(documents: Iterable[DocumentLoss]) -> float:
 
 
 def held_out_targets(corpus: Corpus, seq_len: int, tokens: int) -> HeldOutTargets:
-    """Choose about `tokens` validation tokens in whole sequences, spread evenly over documents.
+    """Return about `tokens` validation targets, in whole sequences that are spread evenly over documents.
 
     A document's weight is its share of the tokens, but at most MOST_OF_LOSS; if there are too few documents for that,
     at most twice the weight of equal shares. Raises UserError if the split has no sequence of this length.
@@ -98,9 +98,9 @@ def _evenly(available: Sequence[int], wanted: int) -> list[int]:
 def gather(
     corpus: Corpus, split: Split, indices: Sequence[int] | NDArray[np.int64], seq_len: int
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """Return sequences of a split, each with its next token: indices x (seq_len + 1), in the stored type.
+    """Return sequences of a split, each with the token after it: indices x (seq_len + 1), in the stored type.
 
-    The token that begins a text replaces the first token of each, which no sequence predicts.
+    If a token begins each text (`Corpus.begin_of_text`), it replaces the first of each sequence, which is no target.
     """
     stride = seq_len if corpus.chunk_len is None else seq_len + 1
     starts = np.asarray(indices, dtype=np.int64) * stride

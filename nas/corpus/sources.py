@@ -33,9 +33,10 @@ T = TypeVar("T")
 class PaperCorpus:
     """A corpus of the papers.
 
-    hub: its repositories train, validation and tokenizer on the hub; None if it cannot be downloaded, with the reason
-        in `withdrawn`. vocab_size: its tokenizer's. end_of_text: the token after a document. tokenizer_file: name in a
-        local copy. chunked: whether sequences are cut within each document, and tails dropped.
+    hub: name on the hub of its repositories `train`, `validation` and `tokenizer`; None if the corpus cannot be
+        downloaded, for the reason in `withdrawn`. vocab_size: that of its tokenizer. end_of_text: the token after a
+        document. tokenizer_file: name of the tokenizer's file in a local copy. chunked: whether sequences are cut
+        within each document, and tails dropped.
     """
 
     hub: dict[str, str] | None
@@ -72,11 +73,11 @@ PAPER_CORPORA: dict[str, PaperCorpus] = {
 
 
 def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
-    """Open the source named `stdlib`, `codeparrot`, `languini`, by a path, or by NAME:FOLDER for a local copy.
+    """Open a source: `stdlib`, `codeparrot`, `languini`, NAME:FOLDER for a local copy of the last two, or a path.
 
-    whole_files: never split a file of a folder, even if there are too few to hold some out. Raises UserError, in one
-    line, for anything else and for a source that cannot be read or reached; unreadable rows raise it when they are
-    read.
+    whole_files: for a folder, ignore names that state a split, and cut no file into a train and a validation part.
+    Raises UserError, in one line, for any other text, and for a source that cannot be read or reached; for rows that
+    cannot be read, only when they are reached.
     """
     name, colon, folder = data.partition(":")
     if name in PAPER_CORPORA:
@@ -153,7 +154,7 @@ def _paper_source(
 
 
 class Repository(NamedTuple):
-    """A repository on the hub, or a folder: name, commit (`local` for a folder), and advice if it cannot be read."""
+    """A repository on the hub, or a folder (revision `local`). remedy: advice for the message if it cannot be read."""
 
     name: str
     revision: str
@@ -161,9 +162,9 @@ class Repository(NamedTuple):
 
 
 def reach(name: str, kind: str, remedy: str) -> Repository:
-    """Return a repository at its current revision. kind: `dataset` or `model`.
+    """Return a repository at its current commit. name: OWNER/NAME, or a folder. kind: `dataset` or `model`.
 
-    Raises UserError, in one line that ends with the remedy, if the extra is missing or the hub cannot be reached.
+    Raises UserError, in one line that ends with `remedy`, if the extra is missing or the hub cannot be reached.
     """
     try:
         import datasets  # noqa: F401
@@ -179,9 +180,10 @@ def reach(name: str, kind: str, remedy: str) -> Repository:
 
 
 def hub_stream(repository: Repository, field: str, split: Split) -> Stream:
-    """Stream the texts in a column (`field`) of a dataset's split `train`, downloaded as they are read, as `split`.
+    """Return a stream of the texts in column `field` of a dataset's split `train`, downloaded as they are read.
 
-    Positions are states of the dataset. Reading raises UserError if the hub cannot be reached or lacks the column.
+    split: the split that its documents get. Positions are states of the dataset. Reading raises UserError if the hub
+    cannot be reached, or the dataset lacks the column.
     """
 
     def batches(position: Any) -> Generator[Batch, None, None]:

@@ -1,6 +1,6 @@
 """Tokenises a source into growing files; a killed preparation is resumed from its last record.
 
-`train.bin` and `validation.bin` have the tokens of both splits. Other files have the windows of their texts
+`train.bin` and `validation.bin` have the tokens of both splits. Other files have the hashes of windows of their texts
 (`nas.corpus.held_out`) and, in `documents.bin`, one JSON line per validation document: its name, and its numbers
 of tokens and windows. Only whole batches up to the last `progress.json` count; anything written later is cut off.
 """
@@ -26,7 +26,7 @@ from nas.storage import replace_file
 PROGRESS_FILE = "progress.json"
 LEVEL_TOKENS = 1 << 23  # a corpus is prepared to this many training tokens, times a power of two
 VALIDATION_TOKENS = 1 << 22  # of a separate validation split: as many as the largest scale uses
-COMMIT_TOKENS = 1 << 20  # about the most that is tokenised again after a kill, in seconds
+COMMIT_TOKENS = 1 << 20  # about the most tokens that are made again after a kill, which takes seconds
 LOG_EVERY_S = 5.0
 FILES = (*SPLITS, "train-windows", "validation-windows", "documents")  # with suffix .bin
 
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 class PreparationProgress:
     """The prepared part of a corpus.
 
-    lengths: tokens, windows or bytes in each of FILES. positions: each stream's, after its last document; None before
-    its first. ended: whether each stream has ended. cuts: lengths when the training tokens reached each level, so that
-    the corpus of a level does not depend on whether more was prepared.
+    lengths: number of tokens, windows or bytes in each of FILES. positions: position of each stream after the last
+    document written; None if none was. ended: whether each stream has ended. cuts: `lengths` when the training tokens
+    reached each level (`level_of`), so that the corpus of a level does not depend on whether more was prepared.
     """
 
     lengths: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILES, 0))
@@ -53,7 +53,7 @@ class PreparationProgress:
 
 
 def level_of(tokens: int) -> int:
-    """Return the training tokens to prepare for a run on `tokens`: LEVEL_TOKENS, doubled until it is enough."""
+    """Return how many training tokens to prepare for a run on `tokens`: LEVEL_TOKENS, doubled until they suffice."""
     level = LEVEL_TOKENS
     while level < tokens:
         level *= 2
@@ -63,12 +63,11 @@ def level_of(tokens: int) -> int:
 def extend(
     folder: Path, source: DocumentSource, encoder: Encoder, progress: PreparationProgress, level: int
 ) -> PreparationProgress:
-    """Tokenise until there are `level` training tokens or no more documents, log the progress, and return it.
+    """Tokenise until there are `level` training tokens or no more documents, and return the new progress.
 
-    A separate validation stream is read to VALIDATION_TOKENS. progress: as read from the folder.
-
-    Raises UserError if a document cannot be read or a split is empty, OSError if the disk is full; recorded progress is
-    kept.
+    A separate validation stream is read up to VALIDATION_TOKENS. progress: result of `read_progress`.
+    Raises UserError if a document cannot be read or a split is empty, OSError if the disk is full; what PROGRESS_FILE
+    records until then stays valid.
     """
     recorded = progress
     report = _progress_log(source, level)
@@ -104,7 +103,7 @@ def _bytes(progress: PreparationProgress, itemsize: int) -> dict[str, int]:
 def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> PreparationProgress:
     """Read the progress in a folder, or return the progress of a new preparation if a file is missing.
 
-    itemsize: bytes of a token. Raises UserError if it is damaged, or the files are shorter than it says.
+    itemsize: bytes of a token. Raises UserError if PROGRESS_FILE is damaged, or another file is shorter than it says.
     """
     path = folder / PROGRESS_FILE
     try:

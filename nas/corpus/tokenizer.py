@@ -1,4 +1,4 @@
-"""Converts documents to token ids, with a corpus's own tokenizer or a byte-level BPE trained on it."""
+"""Converts documents to token ids, with a tokenizer of a model or corpus, or a byte-level BPE trained on the corpus."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ class BeginOfText:
     id: int
 
     def set_in(self, sequences: NDArray[Any]) -> None:
-        """Set the first token of each sequence in place; it is no target, so length and targets stay the same."""
+        """Replace the first token of each sequence, which is no target, in place. sequences: rows x tokens."""
         sequences[:, 0] = self.id
 
 
@@ -45,11 +45,11 @@ class BeginOfText:
 class Encoder:
     """Converts texts to token ids.
 
-    name: includes a digest of the tokenizer. vocab_size: its largest id + 1, or the model's vocab_size if that is less.
-        begin: the token before a text, if the tokenizer adds one; documents are stored without it. end: id of the end
-        of text. ends: that and others that end an answer, such as the end of a turn. after: ids after every document.
-        seq_len: None, or the length of the sequences into which each document is cut, without its tail and without
-        `after`; each is stored with its next token, as seq_len + 1 ids.
+    name: includes a digest of the tokenizer. vocab_size: the tokenizer's largest id + 1, or the model's vocab_size if
+        that is less. begin: the token that the tokenizer adds before a text, if any; stored documents are without it.
+        end: id of the token that ends a document. ends: ids of tokens that end an answer: `end` and others, such as the
+        end of a turn. after: ids that follow every document. seq_len: None, or the length of the sequences into which
+        each document is cut, without its tail and `after`; each is stored with its next token, as seq_len + 1 ids.
     """
 
     name: str
@@ -66,7 +66,10 @@ class Encoder:
         return id_type(self.vocab_size)
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger[Any]]]:
-        """Return the token ids of each document, as stored. Raises UserError for a token beyond the vocabulary."""
+        """Return the ids to store for each document: its tokens and `after`, or sequences of seq_len + 1 tokens.
+
+        Raises UserError for a token beyond the vocabulary, or a text that the tokenizer cannot encode.
+        """
         pieces = [_pieces(text) for text in documents]
         with tokenizing(f"the tokenizer {self.name}"):
             encodings = iter(
@@ -75,7 +78,7 @@ class Encoder:
         return [self._cut([token for _ in document for token in next(encodings).ids]) for document in pieces]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of a prompt, after that of `begin` if there is one. Raises UserError for unknown ids."""
+        """Return the token ids of a prompt, after the id of `begin` if there is one. Raises UserError as `encode`."""
         with tokenizing(f"the tokenizer {self.name}"):
             ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         self._require_known(ids)
@@ -97,11 +100,11 @@ class Encoder:
 
 
 def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | None) -> Encoder:
-    """Build an encoder.
+    """Return the encoder of a tokenizer.
 
-    vocab_size: the model's, or None. Added tokens may lie beyond it, as in Gemma 3, but no text may have them. seq_len:
-        length of the sequences into which documents are cut, or None. Raises UserError if the tokenizer is damaged,
-        larger than `vocab_size`, lacks the end of text, or begins a text with more than one token.
+    vocab_size: the model's, or None for the tokenizer's. Ids of added tokens may lie beyond it, as in Gemma 3, but then
+        no text may have these tokens. seq_len: as in `Encoder`. Raises UserError if the tokenizer is damaged, larger
+        than `vocab_size`, lacks the token that ends a document, or begins a text with more than one token.
     """
     tokenizer = read_foreign_tokenizer(given.json, f"the tokenizer of {given.name}")
     tokenizer.no_truncation()  # saved if a call with `max_length` came before save_pretrained
@@ -134,13 +137,13 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
 
 
 def end_ids(settings: Mapping[str, Any]) -> list[int]:
-    """Return the token ids that end a generation; settings of transformers name one, several or none."""
+    """Return the ids of the tokens that end a generation, from settings of transformers, which name any number."""
     named = settings.get("eos_token_id")
     return [id_ for id_ in (named if isinstance(named, list) else [named]) if id_ is not None]
 
 
 def num_ids(tokenizer: Tokenizer, *, added: bool = True) -> int:
-    """Return the largest id + 1, which may exceed the number of entries. added: whether added tokens count."""
+    """Return a tokenizer's largest id + 1, which may exceed its number of tokens. added: whether added tokens count."""
     return max(tokenizer.get_vocab(with_added_tokens=added).values(), default=-1) + 1
 
 
@@ -155,9 +158,9 @@ def _around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def with_begin_of_text(given: GivenTokenizer, rule: str) -> GivenTokenizer:
-    """Return the tokenizer with another rule for the token that begins a text: OWN_RULE, NO_TOKEN or a token.
+    """Return a tokenizer that begins a text with its usual token (rule OWN_RULE), none (NO_TOKEN), or the token `rule`.
 
-    Raises UserError for a token that it lacks.
+    Raises UserError for a token that the tokenizer lacks.
     """
     if rule == OWN_RULE:
         return given
@@ -190,7 +193,7 @@ def template(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) 
 
 
 def begin_line(begin: BeginOfText | None, rule: str) -> str:
-    """Say with which token sequences and prompts begin, and by whose rule."""
+    """Return words on the token with which sequences and prompts begin, and on who decides: the tokenizer or a flag."""
     token = f"{begin.token!r}, which is not predicted" if begin else "no token of its own"
     return (
         f"each sequence begins with {token}: the rule of {'its tokenizer' if rule == OWN_RULE else '--begin-of-text'}"
@@ -198,12 +201,12 @@ def begin_line(begin: BeginOfText | None, rule: str) -> str:
 
 
 def trained_encoder(text: str, seq_len: int | None) -> Encoder:
-    """Build an encoder from the JSON of `train_tokenizer`."""
+    """Return the encoder of a tokenizer that `train_tokenizer` returned as JSON. seq_len: as in `Encoder`."""
     return given_encoder(GivenTokenizer(name="bpe", json=text, end_of_text=END_OF_TEXT), None, seq_len)
 
 
 def write_tokenizer(folder: Path, json_text: str, end_of_text: str, files: Iterable[tuple[str, bytes]] = ()) -> None:
-    """Write a tokenizer so that `kept_tokenizer` can read it. files: its other files. Raises OSError."""
+    """Write a tokenizer for `kept_tokenizer` to read. files: names and contents of its other files. Raises OSError."""
     settings = {"eos_token": end_of_text}
     for name, content in files:
         if name == TOKENIZER_CONFIG_FILE:
@@ -215,7 +218,7 @@ def write_tokenizer(folder: Path, json_text: str, end_of_text: str, files: Itera
 
 
 def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
-    """Read the tokenizer in a folder, under this name; without a configuration, its end of text is END_OF_TEXT.
+    """Read the tokenizer in a folder, and name it `name`; without a tokenizer_config.json, END_OF_TEXT ends a document.
 
     Raises UserError if a file cannot be read or the configuration is damaged.
     """
@@ -234,7 +237,7 @@ def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
 
 
 def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:
-    """Train byte-level BPE on the first TOKENIZER_BYTES of the train split and return its tokenizer.json.
+    """Train byte-level BPE on about the first TOKENIZER_BYTES of the train split, and return the tokenizer.json.
 
     Source: Radford et al. 2019, GPT-2, section 2.2.
     """

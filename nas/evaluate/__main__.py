@@ -1,7 +1,7 @@
 """`python -m nas.evaluate MODEL --versus PARENT`: what a model lost, on unseen text, on tasks, and in what it writes.
 
-docs/evaluation.md explains the results. Finished parts are kept beside the table, a line of JSON each, so that an
-interrupted evaluation continues.
+docs/evaluation.md explains the results. Finished parts are stored in a .jsonl file beside the table, a line each, so
+that an interrupted evaluation continues.
 """
 
 import json
@@ -27,11 +27,11 @@ from nas.model.decoder import Decoder
 from nas.storage import replace_file
 from nas.study.parent import find_parent
 
-NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 64, 32, 64
-SAY_EVERY_S = 15.0
-FORMAT = 1  # of results of parts
-BEGINNING = b'{"key": "'  # of a line
-PROBE_CHARACTERS = 4096  # of a text; where tokenizers cut otherwise, they do so soon
+NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 64, 32, 64  # at most, for what both models write
+SAY_EVERY_S = 15.0  # seconds between lines on the progress of a part
+FORMAT = 1  # version of the results in the .jsonl file
+BEGINNING = b'{"key": "'  # of a line in the .jsonl file
+PROBE_CHARACTERS = 4096  # compared of each text; tokenizers that encode texts differently do so early
 
 
 class Judged(NamedTuple):
@@ -44,7 +44,10 @@ class Judged(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What is evaluated. requests: by task and item, one for each choice; None for an item that does not fit."""
+    """What is evaluated. encoder: of both models. context: the shorter one of both models', in tokens.
+
+    requests: for each task and item, a request for each choice; None for an item that does not fit into the context.
+    """
 
     parent: Judged
     model: Judged
@@ -60,9 +63,9 @@ class Asked(NamedTuple):
 
 
 class Parts:
-    """The finished parts of evaluations, in a file that need not exist. Raises UserError for any other file.
+    """The results of finished parts of evaluations, read from a .jsonl file, if it exists, and added to it.
 
-    A part is found by a key that depends on everything that decides its result.
+    Raises UserError if the file has other content. A part is found by a key, a hash of all that decides its result.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,10 +82,10 @@ class Parts:
         self.num_torn = len(torn)
 
     def result(self, part: str, content: Any, computed: Callable[[], Any]) -> Any:
-        """Return the result of a part as plain data, from the file if it is there, else computed and added to the file.
+        """Return the result of a part as plain data: from the file or, if it has none, computed and added to the file.
 
-        content: plain data that decides the result. computed: returns what JSON can represent; tuples come back as
-            lists. Raises OSError, and UserError for a number that is not finite.
+        part: name of the part. content: plain data that decides the result. computed: returns the result as data that
+            JSON can represent; tuples become lists. Raises OSError, and UserError for a number that is not finite.
         """
         key = fingerprint([FORMAT, part, content])[:16]
         if key not in self.known:
@@ -176,7 +179,7 @@ def _asked(
 
 
 def find_judged(name: str) -> Judged:
-    """Load a model that `find_parent` finds. Raises UserError if it cannot be read or its tokenizer is incomplete."""
+    """Load a model that `find_parent` finds. Raises UserError as `find_parent`, or if the tokenizer is damaged."""
     found = find_parent(name)
     assert found.model.tokenizer is not None
     encoder = given_encoder(found.model.tokenizer, found.model.architecture.vocab_size, None)

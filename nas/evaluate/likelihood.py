@@ -18,12 +18,12 @@ from nas.model.decoder import Decoder
 from nas.model.self_attention import Past
 
 KEPT_NUMBERS = 1 << 27  # keys and values that are held at a time: 512 MiB
-TOKENS_AT_A_TIME = 1024
+TOKENS_AT_A_TIME = 1024  # of a batch, unless one sequence has more
 ROWS_AT_A_TIME = 256  # of logits, each as long as the vocabulary
 
 
 class Request(NamedTuple):
-    """Tokens of a context, at least one, and of its continuation. is_cut: whether the context lost its beginning."""
+    """Token ids of a context, at least one, and of its continuation. is_cut: whether the context lost its beginning."""
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
@@ -41,11 +41,12 @@ class Likelihood(NamedTuple):
 
 
 def request_of(encoder: Encoder, context: str, continuation: str, most_tokens: int) -> Request | None:
-    """Return a request that fits a model's context; None if the continuation alone is too long or adds no token.
+    """Return the tokens of context and continuation; None if the continuation alone is too long or adds no token.
 
     most_tokens: the model's context. If context and continuation are too long together, the context loses its
-    beginning, but still begins with the token that begins a text, if there is one. Without a context, that token takes
-    its place, or else the one that ends a document. Raises UserError for a token beyond the vocabulary.
+    beginning, but still begins with the token that begins a text, if the tokenizer adds one. An empty context is
+    replaced by that token or, without one, by the token that ends a document. Raises UserError for a token beyond the
+    vocabulary.
     """
     kept = context.rstrip()
     before = encoder.encode_prompt(kept) or [encoder.end]
@@ -65,7 +66,7 @@ def request_of(encoder: Encoder, context: str, continuation: str, most_tokens: i
 def likelihoods(
     model: Decoder, requests: Sequence[Request], on_done: Callable[[int], None] = lambda done: None
 ) -> list[Likelihood]:
-    """Return the likelihood of each request. on_done: called with the number of requests that are done."""
+    """Return the likelihood of each request's continuation. on_done: called with the number of requests done so far."""
     found: dict[int, Likelihood] = {}
     for stem, branches in _batches(model, requests):
         for indices, features in _features(model, stem, branches):
@@ -86,7 +87,7 @@ def likelihoods(
 
 
 class Branch(NamedTuple):
-    """Tokens that continue a sequence of a batch. request: index of their request. row: the sequence's row."""
+    """Tokens that continue a sequence of a batch. request: index of the request. row: the sequence's row."""
 
     request: int
     row: int

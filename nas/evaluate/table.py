@@ -18,13 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 from nas.evaluate.tasks import METRICS, Task
 from nas.evaluate.texts import LONGEST_CYCLE, TAIL, collapses, first_difference
 
-SAMPLES = 2000
+SAMPLES = 2000  # bootstrap samples
 Numbers: TypeAlias = NDArray[np.float64]
 Answers: TypeAlias = Sequence[tuple[float, bool, int]]  # log-likelihood, greediness and tokens of each choice
 
 
 class Sums(NamedTuple):
-    """Sums over all units, by column, and over the units of each bootstrap sample, SAMPLES x columns."""
+    """Sums of each column over all units (documents or items), and over each bootstrap sample, SAMPLES x columns."""
 
     whole: Numbers
     samples: Numbers
@@ -38,13 +38,13 @@ def sums_of(units: ArrayLike) -> Sums:
 
 
 def interval(values: Numbers) -> tuple[float, float]:
-    """Return the 2.5th and 97.5th percentiles over bootstrap samples of a number; NaN counts as the largest."""
+    """Return the 2.5th and 97.5th percentiles of values, one per bootstrap sample; NaN counts as infinite."""
     low, high = np.percentile(np.nan_to_num(values, nan=np.inf), [2.5, 97.5], method="nearest")
     return float(low), float(high)
 
 
 def shown(form: str, of: Callable[[Numbers], Numbers], sums: Sums) -> str:
-    """Return a number with its interval, or alone if it is equal in all samples.
+    """Return a number as text, with its interval unless both ends are equal.
 
     form: format of the number, such as {:.1%}. of: computes the number from the sums, columns x any shape.
     """
@@ -62,10 +62,12 @@ def _head(*columns: str) -> list[str]:
 
 
 def task_columns(task: Task, parent: Sequence[Answers | None], model: Sequence[Answers | None]) -> Numbers:
-    """Return items x (1, chance, parent is right, model is right, they choose differently).
+    """Return an array of items x 5, without items that were left out.
 
-    parent, model: answers to each item; None for an item that is left out. The chosen answer is the most likely one by
-        the task's metric, the first of equal ones; for a greedy task its single one, if the model would write it.
+    The columns are 1, the chance of a random choice to be right, whether the parent is right, whether the model is
+    right, and whether their choices differ. parent, model: answers to each item; None for an item that was left out. A
+    model chooses the first of the answers with the highest value of the task's metric; in a greedy task it chooses the
+    only answer, or none if it would not write that one.
     """
     rows = []
     for item, *both in zip(task.items, parent, model, strict=True):
@@ -86,7 +88,7 @@ def task_columns(task: Task, parent: Sequence[Answers | None], model: Sequence[A
 
 
 def task_lines(columns: Mapping[Task, Numbers]) -> list[str]:
-    """Return the table of tasks, with their mean. columns: by task, what `task_columns` returned."""
+    """Return the lines of the table of tasks, with a mean over several tasks. columns: by task, from `task_columns`."""
 
     def retention(part: Numbers) -> Numbers:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -117,7 +119,7 @@ def task_lines(columns: Mapping[Task, Numbers]) -> list[str]:
 
 
 def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
-    """Return the table of texts. documents: by name of a text, the numbers of `Compared` for each of its documents."""
+    """Return the lines of the table of texts. documents: by text, the fields of `Compared` for each document."""
     perplexities = ("perplexity, parent", "model", "change")
     lines = _head("text", "tokens", "documents", *perplexities, "KL(parent \\|\\| model), nats", "top-1 agreement")
     for name, rows in documents.items():
@@ -137,7 +139,7 @@ def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
 
 
 def writing_lines(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]], num_new: int) -> list[str]:
-    """Return sentences that compare both models' greedy continuations of the same prompts."""
+    """Return lines that compare both models' greedy continuations, of at most `num_new` tokens, of the same prompts."""
     places = [first_difference(ours, theirs) for ours, theirs in zip(model, parent, strict=True)]
     num_equal = places.count(None)
     median = statistics.median(math.inf if place is None else place for place in places)

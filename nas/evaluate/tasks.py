@@ -33,7 +33,7 @@ GREEDY = "logits_per_byte"  # the metric of tasks with a single continuation, wh
 
 
 class Metric(NamedTuple):
-    """How a choice is made: in words, and the divisor of its log-likelihood, from continuation and number of tokens."""
+    """How answers are compared: by log-likelihood / divisor, which is computed from an answer and its token count."""
 
     words: str
     divisor: Callable[[str, int], int]
@@ -51,7 +51,7 @@ METRICS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """A question: the context and continuation of each choice, and the index of the right choice."""
+    """A question. choices: context and continuation of each choice. label: index of the right choice."""
 
     choices: tuple[tuple[str, str], ...]
     label: int
@@ -77,7 +77,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """The folder of a task in one form, which says how many solved examples come before each question."""
+    """The folder of a task in one form, such as piqa/rc_5shot. num_shots: solved examples before each question."""
 
     folder: Path
     name: str
@@ -87,13 +87,12 @@ class Form:
 
 
 def read_tasks(folder: str, only: Sequence[str], most_items: int) -> tuple[list[Task], list[str]]:
-    """Return the tasks below a folder, and the names of those that are not judged by accuracy.
+    """Return the chosen tasks below a folder, and the names of all forms there whose metric is not in METRICS.
 
     only: names, such as `piqa` or `piqa/rc_5shot`, or patterns like `*/rc_5shot`; empty for all tasks. A name without a
-        form, and an empty `only`, choose the form with the fewest examples of each task. most_items: most items of a
-        task; a larger task is sampled, equally for all models.
-
-    Raises UserError for a folder or name without a task that METRICS can judge, or a file of another format.
+        form, and an empty `only`, choose the form of each task that has the fewest examples. most_items: largest number
+        of items of a task; a larger task is sampled, always with the same items.
+    Raises UserError for a folder or name without a task whose metric is in METRICS, or a file of another format.
     """
     root = Path(folder)
     if not root.is_dir():

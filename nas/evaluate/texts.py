@@ -15,12 +15,12 @@ from nas.model.decoder import Decoder
 from nas.model.self_attention import Past
 
 LONGEST = 512  # tokens of a window
-TAIL = 32  # tokens at the end of a continuation that repeat
-LONGEST_CYCLE = 16  # tokens; shorter ones, such as a line or a word, repeat more often
+TAIL = 32  # tokens at the end of a continuation that must repeat earlier ones for a collapse
+LONGEST_CYCLE = 16  # tokens of the longest repeated piece, such as a line or a word
 
 
 class Text(NamedTuple):
-    """A text as windows of tokens; the first token of a window is not predicted. documents: by window, its document."""
+    """A text as windows of tokens; the first token of each is not predicted. documents: each window's document."""
 
     name: str
     windows: tuple[tuple[int, ...], ...]
@@ -36,10 +36,11 @@ class Text(NamedTuple):
 
 
 def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, context: int, most_tokens: int) -> Text:
-    """Return windows of documents, of about `most_tokens` in all: the first of each document, then the second, and on.
+    """Return a text of about `most_tokens` predicted tokens, as windows of documents in a random order.
 
-    context: the models'; a window predicts at most so many tokens, and at most LONGEST. Raises UserError if no document
-    has two tokens.
+    The first window of every document comes first, then the second ones, and so on; the last one is not shortened.
+    context: the models'; a window predicts at most this many tokens, and at most LONGEST. Raises UserError if no
+    document has two tokens.
     """
     length, windows = min(LONGEST, context), list[tuple[int, int, tuple[int, ...]]]()
     order = np.random.default_rng(0).permutation(len(documents))  # of many documents some are read, of any part
@@ -76,7 +77,7 @@ class Compared(NamedTuple):
 def compared(
     model: Decoder, parent: Decoder, text: Text, on_done: Callable[[int], None] = lambda done: None
 ) -> list[Compared]:
-    """Return the comparison of each document, in order. on_done: called with the number of windows that are done."""
+    """Return the comparison for each document of a text, in order. on_done: called with the number of windows done."""
     sums: dict[int, Any] = {}
     order, done = sorted(range(len(text.windows)), key=lambda index: -len(text.windows[index])), 0
     while order:
@@ -127,9 +128,9 @@ def written(
     ends: Collection[int],
     on_done: Callable[[int], None] = lambda done: None,
 ) -> list[list[int]]:
-    """Return greedy continuations of prompts of one length: `num_new` tokens, or those before a token of `ends`.
+    """Return the greedy continuation of each prompt: `num_new` tokens, or those before the first token in `ends`.
 
-    on_done: called after each step with the number of tokens generated per prompt.
+    prompts: token ids, all of one length. on_done: called after each step with the number of tokens made per prompt.
     """
     tokens = torch.tensor(prompts)
     past = Past()
@@ -144,7 +145,7 @@ def written(
 def collapses(tokens: Sequence[int]) -> bool:
     """Whether a continuation ends in repetition: each of its last TAIL tokens equals the one p places earlier.
 
-    p is some number from 1 to LONGEST_CYCLE, so the p tokens before the last TAIL are repeated at least twice.
+    This must hold for some p from 1 to LONGEST_CYCLE. The p tokens before the last TAIL then come at least twice more.
     """
     return any(
         len(tokens) >= TAIL + cycle and tokens[-TAIL:] == tokens[-TAIL - cycle : -cycle]

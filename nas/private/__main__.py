@@ -34,7 +34,7 @@ from nas.private.model import find_model
 from nas.private.prompt import given_text, read_prompt
 from nas.private.setup import FRACTION_BITS, Setup, header_lines, in_range, resolve_setup
 
-LEAST_IDLE_S = 2.0  # a few of the messages that say that a party is alive
+LEAST_IDLE_S = 2.0  # in which a party sends a few messages that say that it is alive
 USUAL, NARROW = 64, 32  # bits of rings: --perplexity compares both unless another is asked for
 
 

@@ -19,7 +19,7 @@ WIDTHS = (16, 5, 8, 15, 15, 9, 9, 8, 9)
 
 
 class Token(NamedTuple):
-    """A new token: the run of its step, its agreement with the plaintext model, if that is here, and predicted cost."""
+    """A new token: the run of its step, agreement with the model in plaintext (None if not here), predicted cost."""
 
     run: StepRun
     agreement: Agreement | None
@@ -28,7 +28,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Answer:
-    """A prompt and its new tokens, in a session that is over. `agreement`: with the plaintext model, if it is here."""
+    """An answer to a prompt, after its session. agreement: with the model in plaintext; None without weights here."""
 
     prompt: Prompt
     tokens: list[Token]
@@ -53,9 +53,9 @@ def answer(
 ) -> Answer:
     """Answer a prompt with the parties that `parties` starts: all on this machine, or only the client.
 
-    new_tokens: most tokens to generate. report: called with the lines on the session and on each token as they come.
-    Raise UserError before anything runs if the run cannot be priced or the prompt is out of range; StoppedError if a
-    later token is out of range; and any error that `parties` raises.
+    new_tokens: most tokens to generate. report: called with lines for the user, first on the session and then on each
+    token. Raise UserError before anything runs if the cost cannot be predicted or the prompt is out of range;
+    StoppedError if a later token is out of range; and any error that `parties` raises.
     """
     plan = Plan(kind="tokens", num_tokens=len(prompt.ids), num_new=new_tokens)
     steps = graphs(setup.graph_of, plan)
@@ -110,7 +110,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def summary_lines(setup: Setup, answer: Answer) -> list[str]:
-    """Return lines on all tokens together."""
+    """Return lines that sum up an answer: its text, agreement, measured and predicted costs, and memory."""
     measured, predicted = _costs(answer.tokens).values()
     words, agreement = (
         "not compared with the model in the clear, whose weights are not on this machine",
@@ -137,7 +137,7 @@ def summary_lines(setup: Setup, answer: Answer) -> list[str]:
 
 
 def why_wrong(answer: Answer) -> str | None:
-    """Return why an answer is not that of the model in plaintext; None if it is, or that model is not here."""
+    """Return why an answer is not that of the model in plaintext; None if it is, or if the weights are not here."""
     agreement = answer.agreement
     if agreement is None:
         return None
@@ -157,7 +157,7 @@ def difference(predicted: int, measured: int) -> str:
 
 
 def answer_document(setup: Setup, answer: Answer) -> dict[str, Any]:
-    """Return JSON data in SI units; every key is always present, and unknown values are null."""
+    """Return an answer as JSON data in SI units; every key is always present, and unknown values are null."""
     return {
         **setup_document(setup),
         "prompt": {"text": answer.prompt.text, "tokens": list(answer.prompt.ids)},
@@ -182,6 +182,7 @@ def answer_document(setup: Setup, answer: Answer) -> dict[str, Any]:
 
 
 def agreement_document(agreement: Agreement | None) -> dict[str, Any] | None:
+    """Return an agreement as JSON data; None for None."""
     if agreement is None:
         return None
     return {

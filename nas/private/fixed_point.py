@@ -35,7 +35,7 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 class Scored:
     """Results on validation tokens in a setting; costs are summed over sequences, and bytes also over parties.
 
-    `predicted_s` is None if the committed testbed has no seconds for the setting.
+    predicted_s: predicted seconds; None if the committed testbed was measured in another setting.
     """
 
     perplexity: float
@@ -53,23 +53,26 @@ Scores: TypeAlias = Mapping[EngineSetting, Scored | str]
 def corpus_for(
     tokenizer: GivenTokenizer, fingerprint: str | None, data: str | None, *, vocab_size: int, context: int
 ) -> Corpus:
-    """Return the corpus `data`, by default the model's own or else DEFAULT_DATA. Raise UserError if unusable."""
+    """Return the corpus `data`; for None, the one with `fingerprint` or, if that is not in the cache, DEFAULT_DATA.
+
+    tokenizer, vocab_size, context: the model's. Raise UserError as `prepare`.
+    """
     if data is None and (known := known_corpus(fingerprint)) is not None:
         return replace(known, begin_of_text=given_encoder(tokenizer, vocab_size, None).begin)
     return prepare(data or DEFAULT_DATA, vocab_size, seq_len=context, tokenizer=tokenizer)
 
 
 def validation_sequences(corpus: Corpus, num_tokens: int, context: int) -> Tokens:
-    """Return whole sequences spread over the split, of about `num_tokens` tokens, each with the token after it.
+    """Return about `num_tokens` validation tokens as sequences x (length + 1), each with the token after it.
 
-    Their shape is sequences x (length + 1). Raise UserError if the split is too small.
+    The sequences are spread over documents, and `length` is at most LONGEST. Raise UserError if the split is too small.
     """
     length = min(context, num_tokens, LONGEST)
     return gather(corpus, "validation", held_out_targets(corpus, length, num_tokens).indices, length)
 
 
 def clear_perplexity(setup: Setup, tokens: Tokens) -> float:
-    """Return the perplexity in plaintext and double precision; `tokens` are sequences x (length + 1)."""
+    """Return the model's perplexity in plaintext and double precision. tokens: sequences x (length + 1)."""
     (graph,) = graphs(replace(setup, client_layers=None).graph_of, _plan(tokens))
     assert setup.model.weights is not None
     clear = ClearRun(setup.model.weights)
@@ -77,7 +80,7 @@ def clear_perplexity(setup: Setup, tokens: Tokens) -> float:
 
 
 def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int], None]) -> Scored | str:
-    """Return the results of the model in a setting, or the reason why it cannot run; all parties run on this machine.
+    """Run all parties on this machine, and return the results of a model in a setting, or the reason why it cannot run.
 
     tokens: sequences x (length + 1). on_sequence: called with the index of each finished sequence.
     """
@@ -174,7 +177,7 @@ def lines_below(setup: Setup, scores: Scores) -> list[str]:
 
 
 def fixed_point_document(setup: Setup, clear: float, scores: Scores, tokens: Tokens) -> dict[str, Any]:
-    """Return JSON data. In each arithmetic, `reason` is null if the model ran; if it did not, its results are null.
+    """Return the results as JSON data. In each setting, `reason` is null if the model ran; else the results are null.
 
     A perplexity that is not finite, for example because logits overflowed, is null as well.
     """

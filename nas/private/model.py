@@ -31,12 +31,12 @@ from search_spaces.notation import name_of
 class PrivateModel:
     """A folded model to run. `name` says which architecture it has, and where it comes from.
 
-    weights: by `<node>.<suffix>`; None if they are not on this machine. corpus: fingerprint of the corpus on which it
-        was trained; None if unknown. notes: remarks on folding, for the reader.
-    known: `--public-layers`, `--client-layers` and the checkpoint that has them, if the model is from a run that was
-        searched with such layers; else None.
-    failed: why the folded form is not the trained model; None if it is, or was not checked. recorded: for each protocol
-        with an engine, what an export says of its fixed-point range (`Export.fixed_point`); empty if unknown.
+    weights: by `<node>.<suffix>`, in double precision; None if they are not on this machine. corpus: fingerprint of the
+        corpus on which it was trained; None if unknown. notes: remarks for the user.
+    known: values of `--public-layers`, `--client-layers` and `--public-checkpoint` that its run was searched with; None
+        if the model is not from a run that was searched with such layers.
+    failed: why the folded form differs from the trained model; None if it does not, or was not checked. recorded: by
+        protocol, what an export says of its fixed-point range (`fixed_point_check.recorded`); empty if unknown.
     """
 
     name: str
@@ -51,7 +51,7 @@ class PrivateModel:
 
 
 def find_model(source: str) -> Path | Run:
-    """Return the folder or file of a model, or the run that has models. Raise UserError if there is none."""
+    """Return the folder or file of a model, or a run of nas.search. Raise UserError if `source` is none of these."""
     folder = BUILTIN_FOLDER if source == BUILTIN else Path(source)
     if is_export(folder) or is_training(folder) or folder.is_file() or (folder / "config.json").is_file():
         return folder
@@ -66,10 +66,9 @@ def load_model(source: str, pick: str, *, weights_here: bool = True, begin_of_te
     """Return the folded model of a run, training, export or other checkpoint; `builtin` is this package's parent.
 
     pick: for a run, `knee`, `best` or an arch_id. weights_here: whether the weights must be on this machine; if not, an
-        export without its weights is enough. begin_of_text: the token that begins a prompt, or a rule for it.
-
+        export without its weights is enough. begin_of_text: `rule` of `with_begin_of_text`.
     Raise UserError if the source is none of these, the run has no completed trial, the pick is unknown, a file was lost
-    or edited, or the model has no tokenizer, or lacks the token.
+    or edited, the model has no tokenizer, or the tokenizer lacks the token.
     """
     found = find_model(source)
     if isinstance(found, Run):
@@ -92,7 +91,7 @@ def load_model(source: str, pick: str, *, weights_here: bool = True, begin_of_te
 
 
 def with_gelu(model: PrivateModel, form: GeluForm | None) -> PrivateModel:
-    """Return the model with this form of GELU instead of the trained one; None leaves it as it is.
+    """Return the model with another form of GELU than in training; with None, return it unchanged.
 
     A layer whose code names a form keeps that form. Raise UserError for a form if the model has no GELU.
     """

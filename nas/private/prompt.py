@@ -8,31 +8,31 @@ from nas.corpus.documents import GivenTokenizer
 from nas.corpus.foreign_tokenizer import tokenizing
 from nas.corpus.tokenizer import Encoder, given_encoder
 
-MOST_BYTES = 1 << 24  # of a prompt in a file; a token of a context is rarely more than some characters
+MOST_BYTES = 1 << 24  # of a file with a prompt; a token has rarely more than some bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A prompt of at least one token, with the token that begins a text."""
+    """A prompt. ids: its tokens, at least one, the first of which is the token that begins a text, if there is one."""
 
     text: str
     ids: tuple[int, ...]
     encoder: Encoder
 
     def continued(self, new: list[int]) -> str:
-        """Return the text of the prompt and new tokens, without the token that begins a text."""
+        """Return the text of the prompt and the tokens `new`, without the token that begins a text."""
         return self.decoded([*self.ids[self.encoder.begin is not None :], *new])
 
     def decoded(self, ids: list[int]) -> str:
-        """Return the text of tokens; bytes that are not a whole character are replaced."""
+        """Return the text of token ids; bytes that do not form a whole character become U+FFFD."""
         with tokenizing(f"the tokenizer {self.encoder.name}"):
             return str(self.encoder.tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def given_text(text: str | None, file: str | None) -> str:
-    """Return the text of a prompt: `text`, or the content of `file` without one newline at its end; - for stdin.
+    """Return the text of a prompt: `text`, or what is in `file` (- is stdin), without a newline at its end.
 
-    Raise UserError if both are given, there is no text, or the file cannot be read, is too large or is not text.
+    Raise UserError if both are given, the text is empty, or the file cannot be read, is too large or is not UTF-8.
     """
     if not (given := text if file is None else _content(text, file)):
         raise UserError("--prompt must be text, such as 'def f(x):', but is empty.")
@@ -58,7 +58,7 @@ def _content(text: str | None, file: str) -> str:
 def read_prompt(
     text: str, tokenizer: GivenTokenizer, *, context: int, new_tokens: int, vocab_size: int | None = None
 ) -> Prompt:
-    """Return a text as a prompt. context, vocab_size: the model's.
+    """Return a text as a prompt. context, vocab_size: the model's; None for the tokenizer's size.
 
     Raise UserError if the text and the new tokens (at least 1) exceed the context, or the tokenizer lacks a character.
     """

@@ -44,9 +44,10 @@ WRITERS = ("embed", "position", ".attention.out", ".ffn.down", ".ffn.fused")  # 
 class Setup:
     """A private run, with a network for predicted seconds.
 
-    public_layers: layers whose weights all parties know, such as 0-5,7; or None. client_layers: number of first layers
-    that the client computes in plaintext, or None; client_weights: their weights and others, by name, if they are on
-    this machine. out_of_range: why the model is out of fixed-point range, if it runs all the same; else None.
+    public_layers: layers whose weights all parties know, such as 0-5,7; None if there are none. client_layers: number
+    of first layers that the client computes in plaintext, or None. client_weights: weights by `<node>.<suffix>`, those
+    of the client's layers included; None if not on this machine. out_of_range: why the model is out of fixed-point
+    range, if it runs all the same; else None.
     """
 
     model: PrivateModel
@@ -64,7 +65,7 @@ class Setup:
         return partial(lower_with, self.model.architecture, layers)
 
     def own_layers(self, plan: Plan) -> ClientLayers | None:
-        """Return the layers that the client computes itself, for every step; None if it has none."""
+        """Return the layers that the client computes in plaintext, for every step of a plan; None if there are none."""
         if self.client_layers is None:
             return None
         assert self.client_weights is not None
@@ -72,7 +73,7 @@ class Setup:
         return ClientLayers(graphs=graphs(whole, plan), run=ClearRun(self.client_weights))
 
     def holds(self, rank: int) -> str:
-        """Return text on what a party, by rank, knows and on what it holds only as shares."""
+        """Return words for the user on what the party of this rank knows, and on what it has only shares of."""
         words = holds(rank, self.protocol, self.setting)
         if self.public_layers:
             words += f"; the weights of public layers {self.public_layers}, as all parties"
@@ -81,7 +82,7 @@ class Setup:
         return words
 
     def client(self, plan: Plan) -> Assignment:
-        """Return the assignment of a client that has all data, from which those of all parties are made."""
+        """Return the client's assignment for a plan, with the data of all parties, as `on_this_machine` takes it."""
         return Assignment(
             protocol=self.protocol,
             setting=self.setting,
@@ -133,9 +134,9 @@ def resolve_setup(
             fixed point costs each of them.
         public_layers: layers whose weights are not secret and go to all parties in plaintext, such as 0-5,7 or embed.
         client_layers: number of first layers that the client computes in plaintext, with the embedding.
-        public_checkpoint: checkpoint of these layers, named as RUN is. Weights that are here must be equal to the bit,
-            up to the power of two by which folding scaled the stream. A run searched with such layers uses these and
-            its parent by default.
+        public_checkpoint: checkpoint with the weights of public and client layers, named as RUN is. Weights that are
+            here must be equal to the bit, up to the power of two by which folding scaled the stream. A run that was
+            searched with such layers uses them and its parent by default.
     """
     setting = _setting(protocol, ring_bits, fraction_bits, weights, weight_masks, device)
     if (public_layers is None and client_layers is None) != (public_checkpoint is None):
@@ -174,12 +175,11 @@ def _known_layers(
 def require_public(
     model: PrivateModel, public_layers: str | None, client_layers: int | None, checkpoint: PrivateModel
 ) -> None:
-    """Check that layers that are not secret have the checkpoint's weights, bit for bit, in both models as they run.
+    """Raise UserError unless public layers and the client's have the same weights in the model and in a checkpoint.
 
-    What is folded into a layer must be the checkpoint's too. Weights that write to the stream may differ by the power
-    of two between both streams (`nas.conversion.verified_fold`; epsilons by its square). If the model's weights are
-    elsewhere, only shapes are compared, and the streams must be equal. Raise UserError for a missing layer or any other
-    difference.
+    Both are folded, so that what was folded into these layers must be the same too. Weights must be equal to the bit,
+    but those that write to the stream may differ by the power of two that scales the stream (`with_stream_scale`). If
+    the model's weights are not on this machine, only shapes are compared, and the streams must have the same scale.
     """
     assert checkpoint.weights is not None
     scale = math.sqrt(model.architecture.norm_epsilon / checkpoint.architecture.norm_epsilon)
@@ -229,12 +229,12 @@ def _setting(
 
 
 def client_graph(architecture: Architecture, num_layers: int, num_tokens: int, deployment: Deployment) -> OpGraph:
-    """Return the op graph of the layers that the client computes."""
+    """Return the op graph of the embedding and the first `num_layers` layers, which the client computes."""
     return halves(lower(architecture, num_tokens, deployment), num_layers).client
 
 
 def describe_setting(setting: EngineSetting) -> str:
-    """Return ring and fraction bits of a setting in words, and whatever is not the default."""
+    """Return words on a setting: its ring and fraction bits, and weights, masks and device if not the default."""
     weights = ", weights held by the server alone" if setting.weights == "server" else ""
     masks = ", masks of weights kept" if setting.weight_masks == "kept" else ""
     on_card = ", on a GPU" if setting.device == "cuda" else ""
@@ -242,7 +242,7 @@ def describe_setting(setting: EngineSetting) -> str:
 
 
 def header_lines(setup: Setup) -> list[str]:
-    """Return lines that say what is about to run, whom the run trusts, and what each party knows."""
+    """Return lines that say what is about to run, whom you must trust, and what each party knows."""
     trust = TRUST[setup.protocol]
     of_client = " (that party is the client, which could so learn the weights)"
     dealer = of_client if trust.dealer and len(ranks(setup.protocol)) == trust.num_parties else ""
@@ -256,13 +256,13 @@ def header_lines(setup: Setup) -> list[str]:
 
 
 def notes(setup: Setup) -> list[str]:
-    """Return remarks on the model for the reader, and why it is out of range if it is."""
+    """Return remarks on the model for the user; if it is out of fixed-point range, one of them says why."""
     out_of_range = [] if setup.out_of_range is None else [f"out of range, do not rely on it: {setup.out_of_range}"]
     return [*setup.model.notes, *out_of_range]
 
 
 def setup_document(setup: Setup) -> dict[str, Any]:
-    """Return the model and its setting as JSON data."""
+    """Return model, protocol, setting, trust and parties of a set-up as JSON data."""
     setting, trust = setup.setting, TRUST[setup.protocol]
     return {
         "model": setup.model.name,
@@ -291,10 +291,9 @@ def setup_document(setup: Setup) -> dict[str, Any]:
 def in_range(setup: Setup, fraction_bits: int | None, *, is_allowed: bool) -> Setup:
     """Return the set-up with fraction bits that keep its model in fixed-point range, or with the reason why none do.
 
-    fraction_bits: the user's choice, if any. is_allowed: whether a model out of range may run. If the weights are on
-        another machine, an export's own record decides; without a record, only the server checks. All parties must
-        agree whether a model must be in range.
-    Raise UserError, naming op and values, for a model that is out of range and not allowed.
+    fraction_bits: the user's choice, or None. is_allowed: whether a model out of range may run; all parties must agree
+        on this. If the weights are on another machine, the export's record decides; without a record, only the server
+        checks. Raise UserError, naming op and values, for a model that is out of range and not allowed.
     """
     try:
         fitted = _as_recorded(setup, fraction_bits) if setup.model.weights is None else _fitted(setup, fraction_bits)
@@ -345,11 +344,10 @@ def _fitted(setup: Setup, fraction_bits: int | None) -> Setup:
 def prompt_arithmetic(
     setup: Setup, graph: OpGraph, tokens: Sequence[int], layers: ClientLayers | None
 ) -> Arithmetic | None:
-    """Check that a prompt holds in fixed point, and return the arithmetic to check each new token with.
+    """Check that a prompt stays in fixed-point range, and return the arithmetic that checks each new token.
 
-    Return None, and check nothing, if the model's weights are not here or it is known to be out of range.
-
-    graph: the graph of the prompt's step. tokens: ids of the prompt. layers: those that the client computes, if any.
+    Nothing is checked, and None returned, if the model's weights are not here or the model is out of range already.
+    graph: the graph of the prompt's step. tokens: ids of the prompt. layers: those that the client computes, or None.
     Raise UserError if numbers leave the range, naming op and values, or if the logits are too inaccurate.
     """
     if setup.model.weights is None or setup.out_of_range is not None:

@@ -9,7 +9,7 @@ from nas.run.run import Run
 
 
 def report(run: str, output: Path | None = None) -> None:
-    """Write the report of a run and print its path.
+    """Write the report of a run and print the path of the file.
 
     Args:
         run: folder of a run, or `latest`.

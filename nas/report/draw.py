@@ -1,4 +1,4 @@
-"""Draws figure data with matplotlib, which only this module imports, and writes files, in `plots/` of a run."""
+"""Draws figure data with matplotlib, which only this module imports, and writes the figures of a run to `plots/`."""
 
 from collections.abc import Mapping, Sequence
 from io import StringIO
@@ -31,14 +31,14 @@ MOST_MARKED = 40  # a series with more points is drawn as a line without markers
 
 
 def plot_run(run: Run) -> tuple[Path, ...]:
-    """Draw the Pareto plot of a run and return its paths. Raises UserError if no trial has completed."""
+    """Draw the Pareto plot of a run and return the paths of its files. Raises UserError if no trial has completed."""
     if not run.completed:
         raise UserError(f"{run.folder} has no completed trial yet, so there is nothing to plot.")
     return save_figure(run.folder / "plots" / "pareto", draw_front(front_figure(run, published_rows())))
 
 
 def save_figure(path: Path, figure: Figure) -> tuple[Path, ...]:
-    """Write a figure as PNG and SVG, close it, and return the paths. path: without suffix."""
+    """Write a figure as PNG and SVG, close the figure, and return the files. path: of the files, without suffix."""
     path.parent.mkdir(exist_ok=True)
     paths = tuple(path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
     for written in paths:
@@ -49,7 +49,7 @@ def save_figure(path: Path, figure: Figure) -> tuple[Path, ...]:
 
 
 def svg_text(figure: Figure) -> str:
-    """Return a figure as an SVG element for an HTML page and close it; equal figures give equal text."""
+    """Return a figure as an SVG element for an HTML page, and close the figure; equal figures give equal text."""
     text = StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "a fixed salt, for ids that do not change"}):
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
@@ -58,7 +58,7 @@ def svg_text(figure: Figure) -> str:
 
 
 def draw_front(data: FrontFigure) -> Figure:
-    """Draw the Pareto plot, readable at 1000 pixels, with its legend below so that it covers no point."""
+    """Return the Pareto plot, readable at a width of 1000 pixels, with a legend below the axes."""
     figure = plt.figure(figsize=(10, 7.5), dpi=100, layout="constrained")
     widths = [3, 2] if data.published else [1]  # without rows of the papers there is one column
     grid = figure.add_gridspec(2, len(widths), height_ratios=[1, 11], width_ratios=widths)
@@ -86,7 +86,7 @@ def draw_front(data: FrontFigure) -> Figure:
 
 
 def draw_panels(data: PanelFigure) -> Figure:
-    """Draw a grid of panels with one legend below it."""
+    """Return a figure with a grid of panels and one legend below them."""
     columns = min(data.columns, len(data.panels))
     rows = -(-len(data.panels) // columns)
     figure, grid = plt.subplots(

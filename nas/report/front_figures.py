@@ -15,17 +15,17 @@ from search_spaces.budget.feasible import format_budget
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse
 
-PRIOR_RANGE_SHARE = 0.005  # a latency range below this share of the latency is hidden by its marker
+PRIOR_RANGE_SHARE = 0.005  # a latency range below this share of the latency is not drawn; the marker would hide it
 LONGEST_NAME = 24  # characters
-DRAWN_NGRAMS = ("trigram", "5-gram")  # always drawn; the others only if they are in the range of the trials:
+DRAWN_NGRAMS = ("trigram", "5-gram")  # always drawn; the next two only if they are in the range of what is drawn
 DRAWN_IF_INSIDE = ("unigram", "bigram")
 
 
 class Mark(NamedTuple):
-    """A member at the mean over its seeds.
+    """A point of the Pareto plot: a member, with the perplexity of its mean loss over seeds, or a row of the papers.
 
-    latency_min: minutes. range_min: latency range in minutes, or None. spread: perplexities two standard errors below
-        and above the mean loss; None without an error.
+    latency_min: minutes per token. range_min: latency range in minutes, None if not drawn. spread: perplexities two
+        standard errors below and above the mean loss; None if no error is known.
     """
 
     name: str
@@ -39,7 +39,12 @@ Group: TypeAlias = tuple[Mark, ...]  # marks in one style
 
 
 class FrontFigure(NamedTuple):
-    """Everything that the Pareto plot shows. ngrams: perplexities of n-gram baselines by name, empty if not counted."""
+    """Everything that the Pareto plot shows.
+
+    dominated: completed candidates that are not on the front. paused_min, diverged_min: minutes per token of trials
+        that have no final perplexity. published: rows of the papers. ngrams: perplexities of n-gram baselines by name,
+        empty if not counted.
+    """
 
     title: str
     budget_min: float
@@ -75,7 +80,7 @@ class LinePanel(NamedTuple):
 
 
 class BarPanel(NamedTuple):
-    """Horizontal bars, stacked. groups: names. series: name, and one value per group."""
+    """Horizontal stacked bars. groups: names of the bars. series: name of each part, and its length in every bar."""
 
     title: str
     x_label: str
@@ -95,8 +100,8 @@ class PanelFigure(NamedTuple):
 def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
     """Return the data of the Pareto plot of a run with a latency budget.
 
-    rows: of the papers; those with the run's number of layers and prompt length are shown. Unigrams and bigrams are
-    drawn if their perplexity is in the range of those of the members and higher orders.
+    rows: rows of the papers; those with a perplexity and the run's number of layers and prompt length are shown. The
+    unigram and bigram baselines are drawn if they are between other drawn perplexities: of members, trigram and 5-gram.
     """
     assert run.budget.latency_s is not None
     num_layers, seq_len = run.base.num_layers, run.seq_len

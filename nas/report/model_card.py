@@ -37,8 +37,9 @@ UNKNOWN_LICENCE = "whose licence is not known here; look it up before you pass t
 class Result:
     """The result of a training.
 
-    val_loss: nats per token. tokens: number of training tokens. flags: warnings on attention entropy. ngrams: baselines
-    in the same training text; None if not counted, or the training is unfinished.
+    val_loss: nats per token; None before the first validation, as is `perplexity`. tokens: number of training tokens.
+    flags: warnings on attention entropy. ngrams: n-gram baselines of the same training text; None if not counted, or if
+    the training is unfinished.
     """
 
     perplexity: float | None
@@ -58,7 +59,11 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """Everything needed to repeat a result. trial_id, budget_latency: of a run, else None. command: of a training."""
+    """Everything needed to repeat a result.
+
+    run: name of the folder. trial_id, budget_latency: None for a training of `nas.train`. command: arguments of
+    `nas.train`; None for a run. corpus: fingerprint. data: value of --data; None if unknown.
+    """
 
     run: str
     trial_id: str | None = None
@@ -75,8 +80,9 @@ class Provenance:
 class Fold:
     """Comparison of the folded model with the trained one.
 
-    check: fields of `FoldCheck` in `nas.conversion`. tokens: those of the check, `validation` or `random`. condition:
-        condition number of the change of basis. left: parts left unfolded, with reasons.
+    check: fields of `nas.conversion.verified_fold.FoldCheck`. passes: whether the folded model may replace the trained
+        one. tokens: `validation` or `random` tokens were used for the check. condition: condition number of the change
+        of basis. left: parts left unfolded, with reasons.
     """
 
     check: Mapping[str, Any]
@@ -94,10 +100,11 @@ VERIFIED = (  # fields of a record: verified form, its cost, and whether it stay
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Everything in export.yaml.
+    """The contents of export.yaml, except `fixed_point`.
 
-    candidate: as trained. architecture: as exported, whose cost is given. estimate: cost of a new token of the
-        workload. verified: the trial, if its folded form was verified. fold: None if folding was not asked for.
+    candidate: as trained. architecture: as exported, in the dimensions for which costs are computed. estimate: mean
+        cost per new token of the workload. fold: None if the export is not folded. verified: the trial's record, with
+        its verified folded form; None if the run's costs are unfolded costs, or for a training of `nas.train`.
     """
 
     candidate: Candidate
@@ -110,7 +117,7 @@ class Facts:
     verified: Record | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Plain data for YAML, with n-gram baselines as perplexities if they were counted."""
+        """Return the facts as plain data for YAML, with n-gram baselines as perplexities if they were counted."""
         candidate, estimate = self.candidate, self.estimate
         result = {"scale": candidate.recipe.scale.name, "width": candidate.trained.d_model, **asdict(self.result)}
         del result["ngrams"]

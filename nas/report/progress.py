@@ -20,7 +20,7 @@ LINE_EVERY_S = 30.0  # between progress lines if there is no terminal
 
 
 def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
-    """Describe the state of a run in one line. eta_s: seconds left, if known. live: whether a process works on it."""
+    """Return the state of a run in one line. eta_s: seconds left, if known. live: whether a process trains it now."""
     summary = run.summary
     kinds = f" ({summary.completed} completed, {summary.diverged} diverged, {summary.failed} failed)"
     parts = [f"{summary.ended}/{run.num_planned} ended{kinds if summary.diverged or summary.failed else ''}"]
@@ -60,7 +60,7 @@ def table(run: Run, eta_s: float | None) -> Table:
 
 @contextmanager
 def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], None]]:
-    """Show the progress of a run; yield a function that updates it, cheap to call. state: returns the present run."""
+    """Show the progress of a run; yield a function that updates the display, cheap to call. state: returns the run."""
     began_s, num_begun, num_shown, checked = time.monotonic(), len(state().finished), -1, -math.inf
     screen = Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext()
 

@@ -37,7 +37,7 @@ IN_NOISE = "within noise of its cheaper neighbour"
 
 
 def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
-    """Describe what this run found: front, n-grams, baselines, order against the papers, scale, files."""
+    """Return lines on what a run found: front, n-grams, baselines, order against the papers, scale, and `plots`."""
     lines = [
         f"front: {len(run.front)} {'member' if len(run.front) == 1 else 'members'} within {format_budget(run.budget)} "
         "per token"
@@ -73,7 +73,7 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
 
 
 def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:
-    """Return one line with the perplexities of all orders; none for a run without n-gram baselines."""
+    """Return one line with the perplexities of all n-gram baselines; no line if there are none."""
     if ngrams is None:
         return []
     reached = ", ".join(f"{name} {perplexity:.4g}" for name, perplexity in ngrams.perplexities.items())
@@ -81,7 +81,7 @@ def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:
 
 
 def second_lines(run: Run) -> list[str]:
-    """Describe the second corpus, n-gram baselines on it, and whether the front has the same order there."""
+    """Return a line on the second corpus, if any: rank correlation of losses with the first corpus, and baselines."""
     if (second := run.meta.second) is None:
         return []
     reached = ", ".join(f"{name} {perplexity:.4g}" for name, perplexity in second.ngrams.perplexities.items())
@@ -92,7 +92,7 @@ def second_lines(run: Run) -> list[str]:
 
 
 def second_text(run: Run, member: TrainedMember) -> str:
-    """Return the perplexity on the second corpus, such as `9.31`, and a note if dominated there; empty if unknown."""
+    """Return the perplexity on the second corpus, as text, with a note if `holds_on_first_alone`; empty if unknown."""
     if (perplexity := member.second_perplexity) is None:
         return ""
     return f"{perplexity:.2f}" + (f", {FIRST_ALONE}" if holds_on_first_alone(member, run.front) else "")
@@ -125,7 +125,7 @@ def seeds_text(member: TrainedMember) -> str:
 
 
 def spread_words(trained: Sequence[TrainedMember]) -> str:
-    """Explain the `±` of these members; empty if none has a standard error."""
+    """Return an explanation of the `±` in the perplexities of members; empty if none has a standard error."""
     seeds = any(member.seed_error is not None for member in trained)
     documents = any(member.document_error is not None for member in trained)
     over = " and ".join(["seeds"] * seeds + ["validation documents"] * documents)
@@ -134,7 +134,7 @@ def spread_words(trained: Sequence[TrainedMember]) -> str:
 
 
 def unstable_lines(run: Run) -> list[str]:
-    """List candidates of which some seeds completed and others diverged."""
+    """Return a line for each candidate of which some seeds completed and others diverged."""
     return [
         f"not on the front: {member.arch_id} {member.notation}: {seeds_text(member)}; perplexity of the "
         f"{'others' if member.num_seeds > 1 else 'other'} {member.perplexity:.2f}"
@@ -144,7 +144,7 @@ def unstable_lines(run: Run) -> list[str]:
 
 
 def price_line(run: Run) -> str:
-    """Describe whom the protocols trust, and which costs of the folded front lie outside the data of `published`."""
+    """Return the run's protocols and whom you must trust, and which ops of the front `published` has no data for."""
     words = ""
     if "published" in run.config.protocols:
         forms = [deployed_of(member.most_expensive, run.base) for member in run.front]
@@ -156,7 +156,7 @@ def price_line(run: Run) -> str:
 
 
 def parent_lines(run: Run) -> list[str]:
-    """Describe the unmodified parent, and the best member of the front relative to it."""
+    """Return a line on the unmodified parent, and the best member of the front relative to the parent."""
     if (parent := run.parent) is None:
         return []
     best = f"; best in budget is {against_parent(parent, picked(run.front, 'best'))}" if run.front else ""
@@ -175,7 +175,7 @@ def against_parent(parent: ParentResult, member: TrainedMember) -> str:
 
 
 def agreement_text(member: TrainedMember) -> str:
-    """Describe how the first seed's predictions differ from the parent's; empty if unknown."""
+    """Return in words how the first seed's predictions differ from the parent's; empty if unknown."""
     trial = member.first
     if trial.parent_divergence is None or trial.parent_agreement is None:
         return ""
@@ -186,7 +186,7 @@ def agreement_text(member: TrainedMember) -> str:
 
 
 def infeasible_lines(run: Run) -> list[str]:
-    """List trials predicted within the budget whose folded form failed its check or is over it, one line each."""
+    """Return a line for each trial that was predicted within budget, but is not feasible (`found_infeasible`)."""
     lines = []
     for record in found_infeasible(run.records, run.budget):
         off, fixed, how_far = record.fold_logits_error, record.fold_fixed_point_error, "are no numbers"
@@ -239,7 +239,7 @@ def _baseline_lines(run: Run) -> list[str]:
 
 
 def order_lines(run: Run) -> list[str]:
-    """Say how many pairs of published rows this run orders unlike the papers, and how many of them beyond noise."""
+    """Return lines on pairs of published rows that this run orders unlike the papers, and how many beyond noise."""
     printed = {
         row.notation: row.perplexity
         for row in published_rows()
@@ -267,7 +267,7 @@ def order_lines(run: Run) -> list[str]:
 
 
 def searcher_lines(run: Run) -> list[str]:
-    """Compare the losses that the searcher predicted with the final ones, if there are LEAST_EXPECTED of them."""
+    """Return a line with the R^2 of the searcher's predicted final losses, if LEAST_EXPECTED candidates have one."""
     proposed = [record for record in run.records if record.event == "proposed" and record.expected_loss is not None]
     ends = {trial.index: trial.val_loss for trial in run.completed if trial.role == "candidate"}
     begun = {record.index for record in proposed if record.is_proxy}

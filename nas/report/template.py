@@ -17,7 +17,7 @@ from search_spaces.budget.feasible import format_budget, format_price
 
 
 def rendered(template: Path, run: Run | None, **facts: Any) -> str:
-    """Return the filled template; text that comes from a run is escaped for HTML or for Markdown."""
+    """Return a template filled with `run` and `facts`; their text is escaped for HTML or, by suffix, for Markdown."""
     is_html = template.suffix == ".html"
     environment = Environment(
         loader=FileSystemLoader(template.parent), autoescape=is_html, undefined=StrictUndefined,
@@ -33,7 +33,7 @@ def rendered(template: Path, run: Run | None, **facts: Any) -> str:
         "fenced": lambda text: Markup(f"{_fence(text, 3)}\n{text}\n{_fence(text, 3)}"),
         "trust": described,
         "outside": describe,
-        "perplexity": perplexity_text,  # of a member, as are these:
+        "perplexity": perplexity_text,  # of a member, like the next four
         "seeds": seeds_text,
         "sent": sent_text,
         "on_second": lambda member: on_second(run, member) if run else "",

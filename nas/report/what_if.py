@@ -31,10 +31,10 @@ Status = Literal["stays", "enters", "over budget", "dominated"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """The trained members of a run at other costs, and the front there.
+    """The trained members of a run at other costs, and their front.
 
-    repriced: members of the run, in the same order. after: the front at the other costs, cheapest first. pricer,
-        workload, budget: origin of the other costs; trials keep the sequence length of the run.
+    repriced: all members with the other costs, in the order of the run. after: the front of these members, cheapest
+        first. pricer, workload, budget: protocol, prompt and budget of the other costs.
     """
 
     run: Run
@@ -46,7 +46,7 @@ class WhatIf:
 
     @property
     def shown(self) -> tuple[TrainedMember, ...]:
-        """The repriced members of either front, cheapest first."""
+        """The members of the run's front or the new front, with the other costs, cheapest first."""
         names = {member.trial_id for member in (*self.run.front, *self.after)}
         shown = (member for member in self.repriced if member.trial_id in names)
         return tuple(sorted(shown, key=lambda member: member.point))
@@ -65,7 +65,7 @@ def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None
         run: any run with a completed trial.
         protocol: published, semi2k, aby3, cheetah, sigma, crypten, ckks or module:Class, instead of the run's protocol.
         seq_len: tokens of the prompt, instead of the run's.
-        options: network and testbed, by default the run's if it has the protocol, and budgets, by default none.
+        options: network and testbed, by default the run's if the run has the protocol, and budgets, by default none.
 
     Raises:
         UserError: if no trial is completed, an op has no cost, or an option has an unknown value or excludes another.
@@ -86,7 +86,7 @@ def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None
 def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> WhatIf:
     """Return a run's trained members at the costs of another pricer and workload, and the front within a budget.
 
-    Raises UserError if no trial is completed, the base cannot take the workload, or an op has no cost.
+    Raises UserError if no trial is completed, the workload exceeds the context, or an op has no cost.
     """
     budget.check_keys(pricer.protocol, has_keys=pricer.has_keys)
     if not run.completed:
@@ -113,7 +113,7 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
 
 
 def what_if_table(what_if: WhatIf) -> Table:
-    """Return a table of the members of either front, cheapest first, at both costs."""
+    """Return a table of the members of the old and the new front, cheapest first, with new and old (`then`) costs."""
     old = {member.trial_id: member for member in what_if.run.members}
     table = Table(box=None, pad_edge=False)
     marks = [mark(member.mean_loss, what_if.run.ngrams) for member in what_if.shown]
@@ -144,7 +144,7 @@ def what_if_table(what_if: WhatIf) -> Table:
 
 
 def what_if_lines(what_if: WhatIf) -> list[str]:
-    """Return lines on the old and new setting, the front, and whether knee and best stay the same."""
+    """Return lines on the old and the new setting, and on how the front, its knee and its best member change."""
     before, after = what_if.run.front, what_if.after
 
     def setting(trial: Record, workload: Workload) -> str:

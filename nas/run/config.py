@@ -35,7 +35,7 @@ class StudyConfig(BudgetOptions):
     Args:
         space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent and cheaper
             replacements. The default is gpt2-small, or parent if --parent has another block or other dimensions.
-        projection: whether the logits of all tokens of the prompt are computed, as in the papers, or of the last one
+        projection: whether the logits of all tokens of the prompt are computed, as in the papers, or of the last token
             only.
         embedding: whether the client one-hot encodes tokens, or the protocol looks them up.
         public_layers: first layers whose weights all parties know, such as embed,0-5, because they are those of a
@@ -43,8 +43,8 @@ class StudyConfig(BudgetOptions):
         client_layers: number of first layers that the client computes in plaintext, with the embedding. Every candidate
             keeps them from --parent, untrained, at no cost.
         weights: whether weights are secret-shared (the default) or known to the server (semi2k, aby3, cheetah only).
-        weight_masks: whether semi2k hides weights behind fresh masks for every token, or reuses masks that were kept,
-            so that weights are opened with the first new token only (with --new-tokens 1, in an earlier run).
+        weight_masks: whether semi2k hides weights behind fresh masks for every token, or reuses masks kept from an
+            earlier run, which also opened the weights; the costs then leave out this opening.
         new_tokens: number of tokens generated after the prompt, with a KV cache; costs are per new token.
         cost_of: whether costs are of the folded model, which you would deploy, or of the unfolded one, as in the
             papers.
@@ -55,8 +55,8 @@ class StudyConfig(BudgetOptions):
         num_trials: number of candidates that get the final training, without baselines.
         num_proxy_evals: number of candidates that get a low-fidelity evaluation, by searchers that use it; by default 3
             for each final training. With 0, all candidates get the final training.
-        finalist_seeds: most further seeds of each member of the front, trained once all candidates have ended; over all
-            members, at most half the number of candidates, rounded up.
+        finalist_seeds: largest number of further seeds for each member of the front, trained after all candidates; for
+            all members together, at most half of --num-trials, rounded up.
         time_budget: plan for this time, with a unit, counted from the start of the command: as many trainings as fit,
             and at least one. The run can be resumed, with as much time again.
         time_limit: end the run after this time in any case, with a unit, even if nothing is trained.
@@ -67,24 +67,25 @@ class StudyConfig(BudgetOptions):
         tokens: tokens of a final training; by default the scale's, or with a parent 5/8 of them (all at scale parent).
         parent: the trained model that candidates start from: builtin, a folder of nas.export, nas.train or
             save_pretrained, `latest` for the last training, a .gguf file, an id on the Hugging Face hub, or none to
-            train from scratch. The default is builtin with its own scale and space, else none.
+            train from scratch. The default is builtin at scale proxy, if it has the dimensions of the space, else none.
         data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of
             a text, jsonl or parquet file or folder.
         begin_of_text: the token that begins each sequence and is not predicted: tokenizer, for the rule of --parent's
-            tokenizer; none; or a token such as <s>. Prices count it as one of --seq-len.
+            tokenizer; none; or a token such as <s>. Costs count it as one of the --seq-len tokens.
         second_eval_data: a second corpus on which completed trials are validated too: dependencies (the Python source
             of packages that this one needs), a path as for --data, or none. The default is dependencies with the
             builtin parent on stdlib, else none.
         max_concurrent: trials at a time; by default one per core, or as many as share the GPUs. It does not change
             results.
-        gpus_per_trial: share of a GPU per trial, at most 1; 0 trains on the CPU. By default, if there are GPUs, as fits
-            their memory and was measured to train fastest; at scales smoke and proxy on the CPU unless measured slower.
-        threads_per_trial: threads of a trial on a CPU. The default is 1, except at larger scales on a machine whose
-            cores exceed the trials in training: these then share the cores, as far as measured to be faster. Numbers
-            depend on it by rounding alone.
-        ray_address: an existing Ray cluster whose nodes share the run folder.
-        seed: the same seed gives the same trials and, on a CPU, the same numbers. Finalists use the seeds after it.
-        recipe: changes to the recipe of scale and data.
+        gpus_per_trial: share of a GPU per trial, at most 1; 0 trains on the CPU. By default, if this machine has GPUs,
+            the share that fits their memory and was measured to be fastest; at scales smoke and proxy, 0 unless GPUs
+            were measured to be faster. On a cluster with GPUs, the default is 1.
+        threads_per_trial: threads of a trial on a CPU. The default is 1, except at scales above proxy on a machine with
+            more cores than trials: the trials then share all cores, as far as this was measured to be faster. It
+            changes results only by rounding.
+        ray_address: an existing Ray cluster whose nodes share the run folder: auto, HOST:PORT or ray://HOST:PORT.
+        seed: the same seed gives the same trials and, on a CPU, the same numbers. Further seeds are the next numbers.
+        recipe: changes to the default recipe of scale and data.
     """
 
     budget_latency: str
@@ -169,9 +170,10 @@ class StudyConfig(BudgetOptions):
             )
 
     def setting_of(self, protocol: str) -> Setting | None:
-        """Return the user's options for a protocol; for one that the study does not use, only the weight holder.
+        """Return the setting of a protocol with the study's `weights` and `weight_masks`; None if neither is given.
 
-        None if the user gave none. Raises UserError for options that the protocol does not have.
+        `weight_masks` is left out if the study does not use the protocol. Raises UserError for a value that the
+        protocol does not have.
         """
         if protocol in self.protocols:
             return setting_of(protocol, weights=self.weights, weight_masks=self.weight_masks)
@@ -179,7 +181,7 @@ class StudyConfig(BudgetOptions):
 
     @property
     def budget(self) -> Budget:
-        """The budget under the first protocol, with those under the other protocols in its field `also`.
+        """The budget under the first protocol, whose field `also` has the budgets under the other protocols.
 
         Raises UserError for shares of a parent's cost, which `nas.study.priced_study.price_study` resolves.
         """
@@ -199,9 +201,9 @@ class StudyConfig(BudgetOptions):
 
     @property
     def kept_layers(self) -> int | None:
-        """Number of first layers that stay the parent's, with its embedding, as public or client layers; None if unset.
+        """Number of first layers that candidates keep, with the embedding, from the parent, as public or client layers.
 
-        Raises UserError for public layers that are not the first ones.
+        None if neither option is set. Raises UserError for public layers that are not the first ones.
         """
         if self.public_layers is None and self.client_layers is None:
             return None
@@ -220,7 +222,7 @@ class StudyConfig(BudgetOptions):
 
     @property
     def most_replicates(self) -> int:
-        """Largest number of further seeds over all members of the front: half the number of trials, rounded up."""
+        """Largest number of further seeds, summed over the front: half of `num_trials`, rounded up; 0 if not wanted."""
         return math.ceil(self.num_trials / 2) if self.finalist_seeds else 0
 
     @property
@@ -245,7 +247,7 @@ def is_share(budget: str | None) -> bool:
 
 
 def flag(name: str) -> str:
-    """The command-line spelling of a field."""
+    """Return the command-line flag of a field, such as --num-trials for num_trials."""
     return "--" + name.replace("_", "-")
 
 
@@ -272,7 +274,7 @@ def study_recipe(config: StudyConfig, distillation: DistillationSchedule | None)
 
 
 def study_candidate(recipe: Recipe, member: Member) -> Candidate:
-    """Return a member of the space with its study's recipe, without the parts of it that the member does not use."""
+    """Return a member as a candidate with a study's recipe, without `entropy` or `foldable` if they do not apply."""
     if not member.entropy_regularised:
         recipe = replace(recipe, entropy=None)
     made = Candidate(architecture=member.architecture, recipe=recipe)

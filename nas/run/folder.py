@@ -35,9 +35,9 @@ from search_spaces.inner import inner_choices
 from search_spaces.space import Choices, Definition, SearchSpace, Withheld, build_space, load_definition
 
 CONFIG_FILE = "run.yaml"
-KEPT_FILES = ("space", "network", "testbed")  # copies of the user's own files
+KEPT_FILES = ("space", "network", "testbed")  # fields that may name files of the user, which the run copies
 PARENT_FOLDER = "parent"
-# what a space of the parent's own layers offers besides these layers
+# attentions and FFNs that `own_space` offers
 FORMS: tuple[Attention, ...] = ("softmax", "bounded", "power8", "softmax-half", "none")
 LINEAR: tuple[Ffn, ...] = ("fused", "none")
 
@@ -46,8 +46,8 @@ LINEAR: tuple[Ffn, ...] = ("fused", "none")
 class ParentResult:
     """The unmodified parent of a run's candidates, with its validation and cost.
 
-    name: as the user wrote it, or the folder of a training. notation: its architecture's. val_loss: nats per token.
-    latency_s: seconds per token.
+    name: as the user wrote it, or the folder of a training. notation: name or layer codes of its architecture.
+    val_loss: nats per token. latency_s: predicted seconds per token, in the dimensions of the space.
     documents: weight in the mean loss, and loss in nats per token, of each validation document; empty if not recorded.
     """
 
@@ -69,7 +69,8 @@ class ParentResult:
 class SecondCorpus:
     """The second corpus on which completed trials are validated. data: `dependencies` or a path, as the user wrote it.
 
-    ngrams: baselines that count the same training tokens as `Meta.ngrams`. parent_loss: nats per token, if any.
+    fingerprint, held_out: as of a `Corpus`. ngrams: baselines that count the same training tokens as `Meta.ngrams`.
+    parent_loss: the parent's loss on this corpus, nats per token; None from scratch.
     """
 
     data: str
@@ -86,13 +87,14 @@ class SecondCorpus:
 class Meta:
     """The facts with which a run was made, besides its configuration.
 
-    reference: reference point of the hypervolume: (latency_s, natural log of the unigram model's perplexity). base: the
-    dimensions of all members; its own layers are not used. recipe: the candidates' (`nas.run.config.study_candidate`).
-    parent: its results; its copy is in PARENT_FOLDER. ngrams: baselines that count a candidate's training tokens, or
-    with a parent the whole training split; None if not counted. read: which files of `--data`'s folders were read or
-    skipped. withheld: attention removed because the parent's scores would leave fixed-point range. held_out: the
-    validation text. planned_tokens: training tokens of a candidate before the time budget reduced them; None if it did
-    not. begin_of_text: the token that begins each sequence; None if there is none.
+    corpus: fingerprint. reference: reference point of the hypervolume: (latency budget in seconds, loss of a unigram
+    model in nats). num_members, num_feasible: members of the space, and those within the budget. base: the dimensions
+    of all members; its own layers are not used. recipe: the recipe that `study_candidate` adapts to each candidate.
+    parent: the parent's results; its weights are in PARENT_FOLDER. ngrams: baselines that count a candidate's training
+    tokens, or with a parent the whole training split; None if not counted. withheld: forms of attention removed from
+    layers where the parent's scores would leave fixed-point range. held_out: the validation text. read: which files of
+    `--data`'s folders were read or skipped. planned_tokens: a candidate's training tokens before a short time budget
+    reduced them; None if they were not reduced. begin_of_text: the token that begins each sequence, or None.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -125,7 +127,7 @@ class Meta:
 
     @property
     def weak_parent(self) -> str:
-        """Say that the parent is no better than a model without context, and what to do; empty if it is better."""
+        """A warning if the parent is no better than a model without context, and what to do; else empty."""
         baseline = min(self.reference[1], math.log(self.vocab_size))
         if self.parent is None or self.parent.val_loss < baseline:
             return ""
@@ -200,15 +202,15 @@ def write_config(folder: Path, config: StudyConfig) -> None:
 
 
 def is_on_parent(folder: Path | None, config: StudyConfig) -> bool:
-    """Whether the space of a run has the parent's dimensions. folder: None for a new run."""
+    """Whether the space of a run takes its dimensions from the parent. folder: None for a new run."""
     return config.space == OWN or _definition(folder, config).base == OWN
 
 
 def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | None = None) -> SearchSpace:
     """Build the space of a run. folder: None for a new run.
 
-    tables: the architecture whose vocabulary and context replace those of its base; the parent, for a space on it.
-    Raises UserError if a space on the parent's dimensions has no `tables`.
+    tables: for a space that `is_on_parent`, the parent's architecture; for others, an architecture whose vocabulary and
+    context replace those of the space's base, or None. Raises UserError if the parent's architecture is missing.
     """
     if is_on_parent(folder, config):
         if tables is None:
@@ -250,7 +252,7 @@ def _definition(folder: Path | None, config: StudyConfig) -> Definition:
 def run_pricer(
     folder: Path | None, config: StudyConfig, protocol: str, network: str | None = None, testbed: str | None = None
 ) -> Pricer:
-    """Load the pricer of a run under one of its protocols, on its own network and testbed unless others are given."""
+    """Load the pricer of a run under one of its protocols, on the run's network and testbed unless others are given."""
     return load_pricer(
         protocol,
         network or own_file(folder, config, "network", protocol),
@@ -265,21 +267,24 @@ def run_pricers(folder: Path | None, config: StudyConfig) -> tuple[Pricer, ...]:
 
 
 def own_file(folder: Path | None, config: StudyConfig, field: str, protocol: str) -> str | None:
-    """Return the user's value of a field in `KEPT_FILES` for a protocol, or the path of the run's copy of that file."""
+    """Return the path of the run's copy of a user's file or, without a copy, the configuration's value of the field.
+
+    field: one of KEPT_FILES. folder: None for a new run.
+    """
     given, name = _given(config, field, protocol)
     copy = None if folder is None else folder / name
     return str(copy) if given is not None and copy is not None and copy.exists() else given
 
 
 def _given(config: StudyConfig, field: str, protocol: str) -> tuple[str | None, str]:
-    """Value of a field in `KEPT_FILES` for a protocol, and the name of the run's copy of it."""
+    """Value of a field in `KEPT_FILES` for a protocol, and the name of the run's copy of the file."""
     of_all = getattr(config, field)
     given = config.asked[protocol].get(field, of_all)
     return given, f"{field}.yaml" if given == of_all else f"{field}-{protocol}.yaml"
 
 
 def read_config(folder: Path) -> StudyConfig:
-    """Read the configuration. Raises UserError, naming the file, if it is damaged."""
+    """Read the configuration of a run. Raises UserError, naming the file, if it is missing or damaged."""
     path = folder / CONFIG_FILE
     return load_file(StudyConfig, path)
 
@@ -290,7 +295,7 @@ def write_meta(folder: Path, meta: Meta) -> None:
 
 
 def read_meta(folder: Path) -> Meta:
-    """Read the meta. Raises UserError, naming the file, if it is missing or damaged."""
+    """Read the `Meta` of a run. Raises UserError, naming the file, if it is missing or damaged."""
     path = folder / "meta.json"
     return decode(Meta, read_json(path, "must be the JSON that a run writes at its start"), str(path))
 

@@ -1,7 +1,7 @@
 """Standard errors of a mean loss, in nats: over the seeds of training, and over the documents of validation.
 
-    seeds       s / sqrt(number of seeds), s the larger of the pooled deviation of a trial over seeds and, of a member
-                with two seeds or more, its own; pooled:
+    seeds       s / sqrt(number of seeds). s is the pooled standard deviation over seeds or, if it is larger, the
+                standard deviation of the member's own seeds (two or more). Pooled:
                 s^2 = sum over members and seeds of (loss - mean of the member)^2 / sum over members of (seeds - 1)
     documents   sqrt(D / (D - 1) sum over the D documents of (share (loss - mean))^2), mean = sum of share * loss
     both        sqrt(seeds^2 + documents^2)
@@ -28,11 +28,11 @@ from typing import TypeAlias
 
 ERRORS_APART = 2.0  # a difference counts if it is larger than so many standard errors
 
-Documents: TypeAlias = tuple[tuple[float, float], ...]  # share of the loss, and nats per token, of each
+Documents: TypeAlias = tuple[tuple[float, float], ...]  # weight in the mean loss, and loss in nats per token
 
 
 def pooled_deviation(losses: Iterable[Sequence[float]]) -> float | None:
-    """Standard deviation of a trial over seeds, nats, pooled over members; None if no member has two losses."""
+    """Standard deviation over seeds, nats, pooled over members; None if no member has two. losses: by member."""
     repeated = [group for group in losses if len(group) >= 2]
     if not repeated:
         return None
@@ -41,7 +41,7 @@ def pooled_deviation(losses: Iterable[Sequence[float]]) -> float | None:
 
 
 def seed_error(losses: Sequence[float], pooled: float | None) -> float | None:
-    """Standard error over seeds of the mean of a member's losses, nats; None if `pooled_deviation` is unknown."""
+    """Standard error over seeds of the mean of a member's losses, nats; None if `pooled`, as pooled above, is None."""
     if pooled is None:
         return None
     deviation = math.sqrt(variance(losses)) if len(losses) >= 2 else 0.0
@@ -49,7 +49,7 @@ def seed_error(losses: Sequence[float], pooled: float | None) -> float | None:
 
 
 def document_error(documents: Documents) -> float | None:
-    """Standard error of the mean loss over documents, nats; None for fewer than two with a share."""
+    """Standard error of the mean loss over documents, nats; None for fewer than two documents with a weight above 0."""
     count = sum(share > 0 for share, _ in documents)
     if count < 2:
         return None
@@ -65,7 +65,7 @@ def mean_documents(trials: Sequence[Documents]) -> Documents:
 
 
 def differences(documents: Documents, others: Documents) -> Documents:
-    """The second losses minus the first, by document; empty unless both have the same documents."""
+    """Losses of `others` minus losses of `documents`, by document; empty unless both have the same documents."""
     if not mean_documents([documents, others]):
         return ()
     return tuple((share, theirs - ours) for (share, ours), (_, theirs) in zip(documents, others, strict=True))

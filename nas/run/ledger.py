@@ -1,7 +1,7 @@
 """The ledger of a run, its only source of truth: `trials.jsonl`, append-only, one JSON record per line.
 
-Records are flushed to disk before the run continues, so a killed run loses at most those that it was writing. A torn
-last line is dropped, with a warning, when the ledger is opened again.
+Records are flushed to disk before the run continues, so a killed run loses at most the records that it was writing. An
+incomplete last line is dropped, with a warning, when the ledger is opened again.
 """
 
 import csv
@@ -26,7 +26,7 @@ from search_spaces.notation import parse, parse_deployed
 
 FILE_NAME = "trials.jsonl"
 MOST_LEDGER = 1_000_000_000  # bytes; a record has 2 kB
-NAMES = ("trial_id", "candidate_id", "arch_id", "deployed_id")  # of which files and folders have their names
+NAMES = ("trial_id", "candidate_id", "arch_id", "deployed_id")  # fields that name files and folders
 NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{,99}")
 MOST = 1e18
 LIMITS = {  # least and largest value
@@ -53,23 +53,25 @@ class Record:
     Attributes:
         event: `proposed` by a searcher, `started` whenever a worker takes it up, `rung` and `finished` when the worker
             reports them. Replicates are not `proposed`: they follow from results.
-        notation: name for people. placement: typed layers, which are the architecture together with the run's base.
-        index, generation: place of the trial in the order of proposals, which does not depend on arrival.
+        notation: name from the papers, or layer codes. placement: layer codes, which with the run's base define the
+            architecture.
+        index: number of the candidate or baseline in order of proposal. generation: number of its generation.
         is_proxy: whether it is a low-fidelity evaluation, `paused` at the first rung until it is promoted.
         expected_loss: final loss that the searcher predicted, nats, or None.
         role: a `baseline` is trained for comparison only and may exceed the budget; a `replicate` is the candidate of
-            the same index with another seed.
+            the same index with another seed. reason: why the trial did not complete.
         rung: index of the last rung, in a `rung` record and at the end of a `paused` trial.
-        seconds: wall time of the training so far, in all its processes. flags: of attention entropy, as in
-            `nas.training.outcome.EntropySummary`.
+        seconds: wall time of the training so far, in all its processes. flags: warnings on attention entropy
+            (`nas.training.outcome.EntropySummary.flags`).
         val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
-        documents: of a completed trial, the share of the loss and nats per token of each validation document in
+        documents: of a completed trial, weight in the mean loss and nats per token of each validation document in
             `meta.json`. second_documents: the same on the second corpus.
-        deployed_id, deployed: id and placement of the folded form: predicted, and once completed the verified one.
-            latency_s, sent_bytes, key_bytes, rounds: its cost per token: seconds, bytes that all parties send, bytes of
-            keys that a dealer sends each party before inference (None except under sigma). latency_s_range: smallest
-            and largest seconds consistent with the data of the cost model. also: costs under the run's other protocols.
-            All of these are of the unfolded form, and `deployed` is None, if the run's costs are unfolded costs.
+        deployed_id, deployed: id and layer codes of the folded form: the predicted form, or after completion the
+            verified form. latency_s, sent_bytes, key_bytes, rounds: the form's cost per token: seconds, bytes that all
+            parties send, bytes of keys that a dealer sends each party before inference (None except under sigma).
+            latency_s_range: smallest and largest seconds consistent with the data of the cost model. also: costs under
+            the run's other protocols. If the run's costs are unfolded costs, they are of the unfolded form, and
+            `deployed` is None.
         predicted_latency_s, predicted_sent_bytes, predicted_key_bytes, predicted_also: cost of the predicted form.
         parent_divergence, parent_agreement: mean KL(parent || model) in nats per token, and share of positions with the
             same most likely token, on validation text, of a completed trial from a parent.
@@ -184,9 +186,9 @@ def append(path: Path, *records: Record) -> None:
 
 
 def read(path: Path) -> tuple[Record, ...]:
-    """Return every record in order, none if there is no file yet; a torn last line is dropped with a warning.
+    """Return every record in order, none if there is no file yet; an incomplete last line is dropped with a warning.
 
-    Raises UserError, naming the file, if it cannot be read, or also the line, if one is damaged or of another schema.
+    Raises UserError, naming file and line, if the file cannot be read or a line is damaged or of another schema.
     """
     if not os.path.lexists(path):
         return ()
@@ -215,13 +217,13 @@ def recover(path: Path) -> tuple[Record, ...]:
 
 
 def finished(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Last `finished` record of every index and seed: first of the run's own seed, by index, then of the others."""
+    """Return the last `finished` record of every trial (index and seed), sorted by seed and then by index."""
     last = {(record.seed, record.index): record for record in records if record.event == "finished"}
     return tuple(last[key] for key in sorted(last))
 
 
 def completed(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Finished trials with full training, the only ones that may be ranked."""
+    """Return the `completed` ones of `finished`: trials with a whole final training, the only ones to be ranked."""
     return tuple(record for record in finished(records) if record.status == "completed")
 
 

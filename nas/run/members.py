@@ -30,8 +30,8 @@ class TrainedMember(Record):
     `val_loss` and losses by document are means over seeds, and `perplexity` = exp(val_loss). `trial_id`, role and seed
     are the first trial's; all other fields, such as the cost and the folded form, are the most expensive trial's.
 
-    trials: completed, by seed, at least one. num_diverged: number of seeds that diverged. seed_error: standard error of
-        the mean loss over seeds, nats; None if no member of the run has two.
+    trials: records of the completed trials, in order of seed, at least one. num_diverged: number of seeds that
+        diverged. seed_error: standard error of the mean loss over seeds, nats; None if no member of the run has two.
     """
 
     val_loss: float
@@ -42,12 +42,12 @@ class TrainedMember(Record):
 
     @property
     def first(self) -> Record:
-        """The trial of the first seed, whose weights are used for the member."""
+        """The completed trial of the lowest seed, whose weights are used for the member."""
         return self.trials[0]
 
     @property
     def most_expensive(self) -> Record:
-        """The trial that sets the cost: the seed with the most expensive verified form."""
+        """The trial whose cost is the member's: the one with the highest latency and, among equals, most bytes."""
         return max(self.trials, key=lambda trial: (trial.latency_s, trial.sent_bytes))
 
     @property
@@ -90,12 +90,12 @@ class TrainedMember(Record):
 
     @property
     def second_perplexity(self) -> float | None:
-        """Exponential of `second_loss`."""
+        """Exponential of `second_loss`; None without it."""
         return None if self.second_loss is None else math.exp(self.second_loss)
 
     @property
     def second_error(self) -> float | None:
-        """Standard error of `second_loss` over seeds and documents, nats, with the seed error of the first corpus."""
+        """Standard error of `second_loss` over seeds (as on the first corpus) and documents, nats; None if unknown."""
         return joined(self.seed_error, intervals.document_error(self.second_documents))
 
 
@@ -129,7 +129,7 @@ def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
 
 
 def difference_error(member: TrainedMember, other: TrainedMember) -> float | None:
-    """Standard error of the difference of two mean losses, paired by document, nats; None if nothing is known."""
+    """Standard error of the difference of two mean losses, paired by document, nats; None if no error is known."""
     by_document = intervals.document_error(intervals.differences(member.documents, other.documents))
     return joined(member.seed_error, other.seed_error, by_document)
 
@@ -163,10 +163,7 @@ def crosses(member: TrainedMember, budget: Budget) -> bool:
 
 
 def is_eligible(member: TrainedMember, budget: Budget) -> bool:
-    """Whether no seed diverged, and every completed one is feasible (`is_feasible`).
-
-    A candidate with a diverged seed has no mean loss, and so no point.
-    """
+    """Whether a member may be on the front: no seed diverged, and every completed trial is feasible (`is_feasible`)."""
     return not member.num_diverged and all(is_feasible(trial, budget) for trial in member.trials)
 
 
@@ -194,25 +191,26 @@ def is_feasible(record: Record, budget: Budget) -> bool:
 
 
 def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...]:
-    """Pareto-optimal candidates by latency and mean loss over seeds, cheapest first, of those that `is_eligible`."""
+    """Return the Pareto-optimal ones of the eligible candidates, by latency and mean loss, cheapest first."""
     return front_of([member for member in members(records) if member.role == "candidate"], budget)
 
 
 def front_of(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
-    """The Pareto-optimal members by latency and mean loss among those that `is_eligible`, cheapest first."""
+    """Return the Pareto-optimal ones of the eligible members, by latency and mean loss, cheapest first."""
     return tuple(pareto_front([one for one in trained if is_eligible(one, budget)], lambda member: member.point))
 
 
 def picked(front: Sequence[TrainedMember], choice: str) -> TrainedMember:
-    """The `knee` of a front of at least one member or, for any other choice, its member of lowest perplexity."""
+    """Return the knee of a front that is not empty if `choice` is `knee`, else the front's lowest perplexity."""
     if choice == "knee":
         return front[knee([member.point for member in front])]
     return min(front, key=lambda member: member.mean_loss)
 
 
 def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
-    """Spearman correlation of mean losses on both corpora; None if equal on one, or fewer than three have both.
+    """Return the Spearman correlation of the members' mean losses on the first and second corpus.
 
+    None if fewer than three members have both losses, or all losses on a corpus are equal.
     Source: Spearman 1904, "The proof and measurement of association between two things".
     """
     losses = [(member.mean_loss, loss) for member in trained if (loss := member.second_loss) is not None]
@@ -223,7 +221,7 @@ def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
 
 
 def holds_on_first_alone(member: TrainedMember, front: Sequence[TrainedMember]) -> bool:
-    """Whether another member dominates this one on the second corpus by more than ERRORS_APART standard errors."""
+    """Whether a front member that is as fast has a loss on the second corpus lower by ERRORS_APART standard errors."""
     ours = member.second_loss
     for other in front:
         theirs = other.second_loss

@@ -52,10 +52,10 @@ def hypervolume(points: Sequence[Point], reference: Point) -> float:
 
 
 def knee(points: Sequence[Point]) -> int:
-    """Index of the front's knee: the front point farthest below the line between the front's two ends.
+    """Return the index of the front's knee: the front point farthest below the line between the front's two ends.
 
-    Both axes are scaled to the extent of the front. With fewer than three points on the front, the knee is the point of
-    lowest perplexity. Raises UserError if there are no points, or for a non-finite coordinate.
+    Both axes are scaled to the extent of the front. If the front has fewer than three points, or all are equal, the
+    knee is the point of lowest perplexity. Raises UserError if there are no points, or for a non-finite coordinate.
 
     Source: Das 1999, "On characterizing the knee of the Pareto curve", for the distance to the chord.
     """
@@ -72,7 +72,7 @@ def knee(points: Sequence[Point]) -> int:
 
 
 def point_of_seeds(points: Sequence[Point]) -> Point:
-    """Point of a candidate with several seeds (at least one): the highest latency and the mean loss.
+    """Return the point of a candidate from the points of its seeds, at least one: highest latency and mean loss.
 
     Latencies differ if the weights of some seeds fold less far, and the cost must hold for every seed.
     """

@@ -1,4 +1,4 @@
-"""`Run`: the folder of a study as one typed, immutable object, which everything takes that shows or uses a run."""
+"""`Run`: the folder of a study as one typed, immutable object, for all functions that show or use a run."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,17 +19,17 @@ from nas.run.pareto import hypervolume
 from search_spaces.architecture import Architecture
 from search_spaces.lower import Workload
 
-MOVES = ("started", "finished")  # events after which a trial is running, or is not
+MOVES = ("started", "finished")  # after the first event a trial is running, after the second it is not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
     """Counts of candidates and baselines by result, and the front of the completed ones.
 
-    running: trials in training, replicates included. paused: low-fidelity evaluations without an ended final training.
-        evaluated: all that have ended. replicates: those that have ended. seeds_left: further seeds to train if the
-        front stays the same. hypervolume: in seconds x nats. best: member of lowest perplexity within the budget, or
-        None.
+    running: trials in training, replicates included. completed, diverged, failed: by the last result. paused:
+        candidates with a low-fidelity evaluation alone. evaluated: candidates whose evaluation has ended. replicates:
+        trials of further seeds that have ended. seeds_left: further seeds to train if the front stays the same.
+        hypervolume: in seconds x nats. best: member of lowest perplexity on the front; None if the front is empty.
     """
 
     running: int
@@ -54,7 +54,7 @@ class Summary:
 class Run:
     """A run of a study. During the run, `replace(run, records=...)` is its present state.
 
-    config: what was searched. meta: further facts of its start. records: every event of every trial, in order.
+    config: the study. meta: further facts, recorded at the start. records: every event of every trial, in order.
     """
 
     folder: Path
@@ -78,12 +78,12 @@ class Run:
 
     @cached_property
     def finished(self) -> tuple[Record, ...]:
-        """The last record of every trial: candidates and baselines in order of proposal, then replicates."""
+        """The last `finished` record of every trial: candidates and baselines by order of proposal, then replicates."""
         return ledger.finished(self.records)
 
     @cached_property
     def completed(self) -> tuple[Record, ...]:
-        """The finished trials with full training."""
+        """The `completed` ones of `finished`: trials with a whole final training."""
         return ledger.completed(self.records)
 
     @property
@@ -132,12 +132,12 @@ class Run:
 
     @cached_property
     def pricer(self) -> Pricer:
-        """The run's pricer under its first protocol, on its own network and testbed."""
+        """The pricer of the run's first protocol, on the run's network and testbed."""
         return self.pricers[0]
 
     @cached_property
     def pricers(self) -> tuple[Pricer, ...]:
-        """The run's pricers under every protocol; the front uses the first."""
+        """The pricers of all protocols of the run; the front uses the first."""
         return run_pricers(self.folder, self.config)
 
     @property
@@ -169,14 +169,14 @@ class Run:
         return self.meta.ngrams
 
     def priced_form(self, record: Record) -> Architecture:
-        """Return the architecture that a trial's cost is of: the folded or the unfolded form."""
+        """Return the form of a trial that the run's costs are about: folded or unfolded, as in `config.cost_of`."""
         return (deployed_of if self.config.cost_of == "folded" else architecture_of)(record, self.base)
 
     def pick(self, choice: str) -> Record:
-        """Return a completed trial: the `knee` or `best` of the front, or a candidate or baseline by its arch_id.
+        """Return a completed trial: of the `knee` or `best` of the front, or of a candidate or baseline by its arch_id.
 
-        Members are chosen by their means, and among several with this arch_id the cheapest; the record is that of the
-        first seed, whose weights are used for the member. Raises UserError if the run has no such member.
+        Members are chosen by the means over their seeds; of several with this arch_id, the cheapest is chosen. The
+        trial is that of the member's first seed. Raises UserError if the run has no such member.
         """
         if choice in ("knee", "best"):
             if self.front:

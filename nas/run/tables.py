@@ -31,7 +31,7 @@ def trial_table(run: Run) -> Table:
 
     `seed_error`, `document_error` and both combined, `standard_error`, are of the candidate's mean loss, in nats.
     `perplexity_low` and `perplexity_high` are the perplexities two standard errors below and above that loss.
-    `knows_less_than_trigram` is about the row's own `val_loss`.
+    `knows_less_than_trigram` is whether the row's own `val_loss` is above the trigram baseline's.
     """
     by_candidate = {member.candidate_id: member for member in run.members}
     losses = [record.val_loss if record.status == "completed" else None for record in run.finished]
@@ -43,9 +43,10 @@ def trial_table(run: Run) -> Table:
 def front_table(run: Run) -> Table:
     """Return a row for every member of the front, cheapest first, with the columns of `trial_table`.
 
-    A row has the record of a `TrainedMember`. `within_noise`: not shown to be better than its cheaper neighbour;
-    `nats_below_neighbour` is the difference of their mean losses, and `neighbour_error` its standard error.
-    `knows_less_than_trigram` is about the mean loss.
+    Fields of the record are those of the `TrainedMember`. `within_noise`: whether the member was compared with its
+    cheaper neighbour and not found better. `nats_below_neighbour` is the neighbour's mean loss minus the member's, and
+    `neighbour_error` its standard error. `knows_less_than_trigram` is about the mean loss. `second_...` and
+    `holds_on_first_alone` are about the second corpus.
     """
     front, neighbours = run.front, list(pairwise(run.front))
     below = [cheaper.mean_loss - costlier.mean_loss for cheaper, costlier in neighbours]

@@ -1,4 +1,4 @@
-"""The `Meta` of a run, its facts beside the configuration: written at its start, checked when it is resumed."""
+"""Makes the `Meta` of a new run, the facts recorded beside its configuration, and checks it when a run is resumed."""
 
 import math
 import os
@@ -37,12 +37,13 @@ def new_meta(
     device: str = "cpu",
     read: tuple[Reading, ...] = (),
 ) -> Meta:
-    """Return the `Meta` of a new run. device: where the parent is validated. read: which files of `data` were read.
+    """Return the `Meta` of a new run.
 
-    Raises UserError if a split of the corpus has no sequence.
+    second: the second corpus, or None. parent: None from scratch. device: where the parent is validated. read: which
+    files of `--data`'s folders were read. Raises UserError if a split of a corpus has no sequence.
 
-    N-gram baselines count the tokens that candidates are trained on, or with a parent the whole training split, since
-    the parent may have seen it. Text that only the parent has seen is not counted.
+    N-gram baselines count the training tokens of a candidate or, with a parent, which may have seen all of it, the
+    whole training split (at most 2**24 tokens). Text that only the parent has seen is not counted.
     """
     assert config.budget.latency_s is not None
     recipe = study_recipe(config, parent and parent.distillation)
@@ -90,7 +91,7 @@ def new_meta(
 def parent_result(
     parent: Parent, corpus: Corpus, scale: Scale, feasible: FeasibleSpace, device: str = "cpu"
 ) -> ParentResult:
-    """Validate the parent on the candidates' validation tokens, and compute its cost in the dimensions of the space."""
+    """Return the parent's loss on the candidates' validation tokens, and its cost in the dimensions of the space."""
     priced = feasible.priced
     architecture = parent_architecture(parent.distillation, priced.space.base)
     cost = price_architecture(architecture, priced.pricer, priced.workload, priced.cost_of)
@@ -105,7 +106,7 @@ def parent_result(
 
 
 def checked_meta(run: Run, config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
-    """Return the `Meta` of a run to resume, with the present budget in the reference point of its hypervolume.
+    """Return the `Meta` of a run to resume, with hypervolume reference and feasible members of the present budget.
 
     Raises UserError if the cost model, corpus or tokenizer differs from that of the run.
     """
@@ -126,9 +127,10 @@ def _cost_model_ids(feasible: FeasibleSpace) -> str:
 
 
 def opening_lines(meta: Meta, corpus: Corpus, parent: Parent | None, begin_of_text: str = OWN_RULE) -> list[str]:
-    """Say what the candidates of a new run start from, and on what they are validated.
+    """Return lines on what the candidates of a new run start from, and on which text they are validated.
 
-    The line on validation says what was excluded as a copy, and whether the parent's own text is unknown.
+    begin_of_text: the value of --begin-of-text. The line on validation says how much text was left out as copies of
+    training text, and whether the parent's training text is unknown.
     """
     held_out, lines = corpus.held_out, [start_line(meta), *(() if parent is None else parent.model.notes)]
     validation = f"validation: {corpus.num_validation_tokens:,} tokens of {len(held_out.documents)} documents"
@@ -153,7 +155,7 @@ def opening_lines(meta: Meta, corpus: Corpus, parent: Parent | None, begin_of_te
 
 
 def start_line(meta: Meta) -> str:
-    """Say what candidates start from, with a warning about training from scratch on few tokens."""
+    """Return a line on what candidates start from, with a note if they train from scratch on few tokens."""
     if meta.parent is not None:
         return (
             f"candidates start from parent {meta.parent.name}, {meta.parent.notation}, perplexity "

@@ -1,4 +1,4 @@
-"""Opens the trials of a resolved study: block scores, affordable tokens, searcher, schedule, baselines and ledger."""
+"""Prepares the trials of a study: block scores, training tokens that fit the time, searcher, schedule and ledger."""
 
 import logging
 import math
@@ -40,21 +40,23 @@ _log = logging.getLogger(__name__)
 
 BLOCKS_FILE = "blocks.csv"
 BLOCK_READERS = ("trellis",)  # searchers that use block scores
-LEAST_ENDS = 3  # candidates that make a front with the parent
-LEAST_SHARE = 0.25  # of the tokens, below which candidates say little about each other
-CAREFUL_S = 20.0  # of steps, measured before tokens are cut, in case the machine was busy only for a moment
-STARTING_S = 20.0  # until Ray, its workers and a candidate's initial weights are ready
-TEACHER_COST = 1 / 3  # of a step, as a share of the step without the parent's predictions: its forward pass
-# 150 placements from the builtin parent (`experiments/data/table-12.csv`), in the median, while the rate is still high
+LEAST_ENDS = 3  # final trainings that should fit in the time: with the parent, enough for a front
+LEAST_SHARE = 0.25  # of the planned tokens; after fewer, losses say little about the order of candidates
+CAREFUL_S = 20.0  # time for which steps are measured again before tokens are cut, in case the machine was briefly busy
+STARTING_S = 20.0  # time until Ray, its workers and a candidate's initial weights are ready
+TEACHER_COST = 1 / 3  # time of the parent's forward pass, as a share of a step without a parent
+# Medians of 150 placements from the builtin parent (`experiments/data/table-12.csv`) at rungs, where the learning rate
+# is still high; hence "at most".
 COST = "at most about 14 % of perplexity with half of the tokens, and 40 % with a quarter"
 
 
 def start_trials(
     study: ResolvedStudy, console: Console, on_end: Callable[[Record], None], budget: TimeBudget | None = None
 ) -> Trials:
-    """Write the run's files, score the blocks of the parent, and open the trials.
+    """Write meta.json and run.yaml, score the parent's blocks if needed, and return the trials (`open_trials`).
 
-    on_end: called with the record of every trial that ended. budget: may reduce the tokens of a run without trials.
+    on_end: called with the record of every trial that ended. budget: time budget, None for no limit; if it is too
+    short, candidates of a run without a ledger get fewer training tokens (`affordable`).
 
     Raises UserError if saved block scores or the ledger are damaged, StoppedError if the time limit will pass before
     any training.
@@ -107,9 +109,10 @@ def _blocks(study: ResolvedStudy, console: Console, budget: TimeBudget) -> Block
 def affordable(study: ResolvedStudy, budget: TimeBudget) -> Meta:
     """Return the `Meta` of a new run, with fewer training tokens if LEAST_ENDS candidates would not end in time.
 
-    All candidates get the same number of tokens, at least LEAST_SHARE of the planned ones, because losses after
-    different numbers do not compare. A number that the user has set stays. The speed of trainings is measured on the
-    CPU of this machine and passed to `budget`; without a time budget, on GPUs or on a cluster, nothing changes.
+    All candidates get the same number of tokens, since losses after different numbers do not compare: at least
+    LEAST_SHARE of the planned number. A number that the user has set does not change. The time of a step is measured
+    on the CPU of this machine and passed to `budget`. Without a time budget or limit, on GPUs or on a cluster, nothing
+    is measured or changed.
     """
     config, meta, resources = study.config, study.meta, study.resources
     if math.isinf(budget.left_s) or resources.gpus_per_trial or resources.ray_address is not None:
@@ -145,10 +148,10 @@ def affordable(study: ResolvedStudy, budget: TimeBudget) -> Meta:
 def open_trials(
     study: ResolvedStudy, *, blocks: BlockScores | None = None, on_end: Callable[[Record], None] = lambda record: None
 ) -> Trials:
-    """Return the trials of a run, after replaying its ledger.
+    """Return the trials of a run, which continue from the records in its ledger.
 
-    Baselines are the published rows with LayerNorm that exceed the budget, except the parent. blocks: the parent's
-    block scores, for searchers that use them. on_end: called with the record of every trial that ended.
+    Baselines are the rows of the papers with a final norm that exceed the budget, except the parent. blocks: the
+    parent's block scores, for searchers that use them. on_end: called with the record of every trial that ended.
 
     Raises UserError if the ledger is damaged before its last line, or is empty or gone although trials have begun.
     """
@@ -159,7 +162,7 @@ def open_trials(
     records = ledger.recover(path) if path.exists() else ()
     if not records and (folder / "trials").exists():
         raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
-    # not the parent, whose perplexity is known already
+    # the parent is no baseline, since it was validated already
     known = meta.recipe.distillation and meta.recipe.distillation.placement
     published = [row for row in published_members(feasible.space) if row.architecture.final_norm != "none"]
     schedule = TrialSchedule(
@@ -188,7 +191,7 @@ def open_trials(
 
 
 def published_members(space: SearchSpace) -> tuple[Member, ...]:
-    """Return the papers' rows that belong to the space, in the papers' order, without duplicates."""
+    """Return the rows of the papers' tables that are members of the space, without duplicates."""
     if not space.base.block_facts.has_centred_norms:  # the papers' rows have LayerNorm
         return ()
     notations = [row.notation for row in published_rows() if row.num_layers == space.base.num_layers]
@@ -199,11 +202,11 @@ def published_members(space: SearchSpace) -> tuple[Member, ...]:
 def search_problem(
     config: StudyConfig, feasible: FeasibleSpace, meta: Meta, blocks: BlockScores | None = None
 ) -> SearchProblem:
-    """Return what a searcher knows before anything is trained. blocks: the parent's block scores, if it uses them.
+    """Return what a searcher knows before anything is trained. blocks: the parent's block scores, if needed.
 
-    The reference loss, in nats, is the trigram baseline's with a parent, if n-grams were counted, and otherwise the
-    unigram's, since few candidates from scratch beat the trigram. At scale `parent` it is the loss at 1.5 times the
-    parent's perplexity.
+    The reference loss, in nats, is that of the trigram baseline if there is a parent and n-grams were counted, else of
+    the unigram model, since few candidates from scratch beat the trigram. At scale `parent`, it is the loss at 1.5
+    times the parent's perplexity.
     """
     distillation, parent = meta.recipe.distillation, meta.parent
     reference_loss = meta.reference[1]
@@ -222,7 +225,7 @@ def search_problem(
 
 
 def proposals_of(records: Sequence[Record], base: Architecture) -> list[Suggestion]:
-    """Return the proposals in a ledger, in order."""
+    """Return the `proposed` records of a ledger as suggestions, in order. base: dimensions of the run's members."""
     return [
         Suggestion(
             index=record.index,

@@ -1,4 +1,4 @@
-"""Finds a parent by name, an external model or the result of a training, and loads the model of a checkpoint."""
+"""Loads a parent, or another initial model, by its name on the command line; and the model of a checkpoint."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +30,10 @@ UNREAD = "unread"  # digest of a parent whose weights are not read
 
 
 def find_parent(name: str, begin_of_text: str = OWN_RULE) -> Parent:
-    """Load a parent by a name that `load_parent` takes, by a training's folder, or as the `latest` training.
+    """Load a parent. name: as for `load_parent`, or the folder of a training of `nas.train`, or `latest` for the last.
 
-    begin_of_text: the token that begins a text, or a rule for it. Raises UserError if the model cannot be read, has no
-    tokenizer or not that token, or a training has no whole checkpoint or one that still has components of its parent.
+    begin_of_text: as for --begin-of-text. Raises UserError if the model cannot be read, has no tokenizer or a tokenizer
+    without this token, or if a training has no whole checkpoint or still has components of its own parent.
     """
     folder = _training(name)
     found = load_parent(name) if folder is None else parent_of(str(folder), _trained(folder))
@@ -41,10 +41,10 @@ def find_parent(name: str, begin_of_text: str = OWN_RULE) -> Parent:
 
 
 def find_parent_settings(name: str) -> Parent:
-    """Return an external parent from its settings alone, without weights, tokenizer and digest.
+    """Return a parent without weights, tokenizer and digest (UNREAD), from its settings alone.
 
-    The builtin parent and trainings are loaded whole, since a training's weights decide its architecture.
-    Raises UserError if the parent cannot be read or, for these two, as `find_parent` does.
+    The builtin parent, and a training, whose weights decide its architecture, are loaded as by `find_parent`, with the
+    same errors. For others, a UserError is raised if the settings cannot be read.
     """
     if name == BUILTIN or _training(name) is not None:
         return find_parent(name)
@@ -52,10 +52,10 @@ def find_parent_settings(name: str) -> Parent:
 
 
 def find_initial(name: str, begin_of_text: str = OWN_RULE) -> Pretrained:
-    """Load a model by a name that `load_initial` takes, by a training's folder, or as the `latest` training.
+    """Load a model. name: as for `load_initial`, or the folder of a training of `nas.train`, or `latest` for the last.
 
-    begin_of_text: the token that begins a text, or a rule for it. Raises UserError as `find_parent` does, but a model
-    without tokenizer is allowed if no token is named.
+    begin_of_text: as for --begin-of-text. Raises UserError as `find_parent` does, except for a model without a
+    tokenizer if `begin_of_text` names no token.
     """
     folder = _training(name)
     found = load_initial(name) if folder is None else _trained(folder)
@@ -88,11 +88,12 @@ def _trained(folder: Path) -> Pretrained:
 def deployable(
     candidate: Candidate, trained: Checkpoint, tokens: Tensor
 ) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
-    """Load the model of a checkpoint, not folded, with the bounds of its attention set on `tokens`, sequences x T.
+    """Return architecture and weights of a checkpoint's unfolded model, and layers whose attention leaves range.
 
-    Returns its architecture, with exact softmax where a bounded one leaves fixed-point range; its weights by node of
-    the op graph, with a tied output table written out; and a sentence for each layer whose bounded softmax was
-    replaced, or whose eighth powers leave fixed-point range (these stay as they are).
+    tokens: sequences x T, from which the bounds of bounded softmaxes and of eighth powers are set. A bounded softmax
+    that leaves fixed-point range on them is replaced by an exact softmax in the architecture; eighth powers stay. The
+    third result has a sentence for each such layer. Weights are by `<node>.<suffix>` of the op graph, with a copy of a
+    tied output table.
 
     Raises UserError if the model still contains components of its parent.
     """
@@ -123,7 +124,7 @@ def deployable(
 
 
 def trained_model(candidate: Candidate, trained: Checkpoint) -> Decoder:
-    """Load the model of a checkpoint. Raises UserError if it still contains components of its parent."""
+    """Return a candidate with the weights of a checkpoint. Raises UserError if components of its parent remain."""
     model = Objective(candidate, torch.Generator()).model
     if candidate.recipe.distillation is not None:
         gates = Gates(model, candidate.trained, candidate.recipe.distillation)

@@ -1,4 +1,4 @@
-"""A study before anything is trained: the costs of its space, and how much of it fits the budget."""
+"""A study before anything is trained: the costs of its space, and the members of the space within the budget."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PricedStudy:
-    """A study with the cost of its whole space known, before anything is trained.
+    """A study and the costs of its whole space, before anything is trained.
 
     Attributes:
-        config: the configuration, with what the parent decides filled in.
+        config: the configuration, with the space, scale and budgets that the parent decides.
         run: the run to resume, or None.
-        parent: the model that a new study names, or None.
-        feasible: the space with its costs and budget.
-        left_out: choices that have no cost, with the reason.
+        parent: the model that a new study names; None if it names none, or for a run to resume.
+        feasible: the members of the space within the budget, with their costs.
+        left_out: for each choice that was removed from the space because it has no cost, the reason.
     """
 
     config: StudyConfig
@@ -67,12 +67,12 @@ class PricedStudy:
 
     @property
     def num_feasible(self) -> int:
-        """Number of members within the budget, exact."""
+        """Number of members within the budget; exact, or too small if costs had to be rounded (`FeasibleSpace`)."""
         return self.feasible.num_feasible
 
     @property
     def lines(self) -> list[str]:
-        """Describe in lines what is left out of the space, its size, its feasible share and the range of its costs."""
+        """Lines of text: choices left out, size of the space, members within budget, range of costs, cheaper flags."""
         feasible, priced, choices = self.feasible, self.feasible.priced, self.feasible.space.definition.choices
         lines = [f"left out of the space: {choice}: {reason}" for choice, reason in self.left_out.items()]
         size, within = num_members(priced.space), feasible.num_feasible
@@ -104,16 +104,17 @@ class PricedStudy:
 
 
 def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: bool = True) -> PricedStudy:
-    """Compute the costs of the whole space.
+    """Return a study with the costs of its whole space.
 
-    run: the run to resume, or None for a new study. reads_weights: whether an external parent's weights and tokenizer
-        are loaded too, as a training needs them, or only its settings.
+    run: the run to resume, or None for a new study. reads_weights: whether weights and tokenizer of the parent are
+        loaded, as trainings need them; else only its settings, as far as `find_parent_settings` can.
 
-    The parent decides what a new study leaves open: the space if the default one has another block or other dimensions,
-    the scale if the parent has not the proxy's head size and vocabulary, and budgets given as shares of its cost.
+    The parent of a new study decides three things: its own layers are the space if the default space has another block
+    or other dimensions; the scale is `parent` instead of the default if the parent's head size or vocabulary is not
+    that of `proxy`; and budgets given as shares of the parent's cost become seconds and bytes.
 
-    Raises UserError for a space, protocol or parent that cannot be read or has no cost, a parent that candidates cannot
-    start from, or an unknown searcher.
+    Raises UserError if the space, protocol, parent or searcher is unknown or cannot be read, the protocol cannot price
+    the space, or candidates cannot start from the parent.
     """
     check_searcher(config.searcher)
     if ":" in config.searcher:  # load a searcher of the user's own now, so that its errors come before anything slow

@@ -21,7 +21,7 @@ from nas.study.trials import RunHaltedError
 
 _log = logging.getLogger(__name__)
 
-# Makes Ray log nothing, report no usage, write no files of its own, and leave signals, priorities and folders alone.
+# Makes Ray report no usage, write no files of results, and leave signals, priorities and working folders as they are.
 QUIET_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # of 15 by default, which leaves a trial 3 % of a core that it shares
@@ -35,20 +35,20 @@ QUIET_ENV = {
 }
 REACHED_WITHIN_S = 10.0
 SLOW = "timed out"  # in the text of Ray's error if its processes do not start within its 30 s
-STARTS = 10
+STARTS = 10  # attempts to start Ray
 MOST_TEMPORARY = 27  # characters; our folders and Ray append up to 79, and a socket's path may have 107
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
 
 
 def cluster_nodes(address: str) -> tuple[Node, ...]:
-    """Return the live nodes of a cluster, sorted by name. Raises RunHaltedError if it cannot be reached."""
+    """Return the live nodes of the cluster at `address`, by name. Raises RunHaltedError as `ray_session` does."""
     with ray_session(Resources(slots=0, max_concurrent=None, ray_address=address), {}):
         return tuple(sorted(alive_nodes(), key=lambda node: node.name))
 
 
 @contextmanager
 def ray_session(resources: Resources, worker_env: Mapping[str, str]) -> Iterator[None]:
-    """Start Ray on this machine, or connect to a cluster, and leave it on exit.
+    """Start Ray on this machine, or connect to the cluster at `resources.ray_address`, for a `with` block.
 
     Without an address, an existing session of this process is used and left open. worker_env: environment variables of
     the workers. Raises RunHaltedError if Ray does not start, the cluster cannot be reached, or this process already has
@@ -126,7 +126,7 @@ def _own_folder(temporary: str) -> str:
 
 
 def alive_nodes() -> list[Node]:
-    """Return the live nodes with cores of the connected cluster."""
+    """Return the nodes of the connected cluster that are alive and have cores."""
     return [
         Node(
             node_id=node["NodeID"],

@@ -1,6 +1,7 @@
 """The Ray Tune adapter: asks for trials, runs each in a worker process, and passes every event on.
 
-It decides nothing: proposals, early stops and records come from `Trials` and `run_trial`.
+Proposals, early stops and records come from `Trials` and `run_trial`; the adapter only decides whether a failed trial
+is tried on another node.
 """
 
 import math
@@ -30,7 +31,7 @@ from nas.study.worker import out_of_reach, run_trial, worker_env
 DEAD_WORKER = (RayActorError, WorkerCrashedError, OutOfMemoryError)
 ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 NODE_LABEL = "ray.io/node-id"  # a label that Ray gives every node
-MOST_NODES = 3  # a trial that fails on so many is itself the cause
+MOST_NODES = 3  # a trial that has failed on so many nodes is not tried on another
 
 
 def run_trials(
@@ -42,7 +43,8 @@ def run_trials(
 ) -> None:
     """Run trials until the schedule is finished or the time is up. on_change: called after every step of Tune.
 
-    Raises RunHaltedError if the run cannot continue now (it can be resumed), KeyboardInterrupt on Ctrl-C.
+    budget: time budget; None for no limit. Raises RunHaltedError if the run cannot continue now (it can be resumed),
+    KeyboardInterrupt on Ctrl-C.
     """
     budget = budget or TimeBudget(None, time.monotonic())
     plan = partial(budget.plan, trials, resources.at_a_time)
@@ -239,7 +241,7 @@ class _Stopper(_Unpickled, tune.Stopper):
 
 
 def loss_reason(error: Exception, folder: Path) -> str:
-    """Say why a trial ended without a record, from Ray's error; the traceback of a bug is written into `folder`."""
+    """Return why a trial ended without a record, from Ray's error; the traceback of a bug is written into `folder`."""
     if isinstance(error, DEAD_WORKER):
         return "the worker process died (out of memory?)"
     cause = error.cause if isinstance(error, RayTaskError) else error

@@ -1,4 +1,4 @@
-"""Resolves a study: finds the parent, devices, data and folder of its trials, once, and logs what it finds."""
+"""Resolves a study: decides on its parent, devices, data and folder before any trial starts, and logs them."""
 
 import logging
 from collections.abc import Sequence
@@ -52,16 +52,17 @@ ONE_KIND = (
 )
 
 NO_SECOND = "none"
-WITHHELD = {"bounded": "bounded softmax", "power8": "eighth powers"}  # in words
+WITHHELD = {"bounded": "bounded softmax", "power8": "eighth powers"}  # names of forms of attention in messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ResolvedStudy:
     """A study that is ready to train.
 
-    config: with all open settings decided. feasible: the space that the parent allows, with its costs. parent: the
-        model that candidates start from; None from scratch. second: the corpus on which completed trials are validated
-        too, or None. folder: the run's.
+    config: the configuration, with defaults replaced by the values chosen for machine and parent. feasible: members
+        within the budget, without forms of attention for which the parent's scores are too far apart. parent: the model
+        that candidates start from; None from scratch. second: the second corpus on which completed trials are
+        validated, or None. folder: the run's folder.
     """
 
     config: StudyConfig
@@ -75,7 +76,7 @@ class ResolvedStudy:
 
 
 def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy:
-    """Find what a study trains on and from, and make the folder of a new one, `output_dir` or one under runs/.
+    """Return a study that is ready to train. A new study gets a folder: `output_dir` or, if None, one under runs/.
 
     Raises UserError for bad input, too little memory or a damaged copy of the parent, InfeasibleError if no
     member within the budget stays within fixed-point range with the parent's scores, StoppedError if the cluster cannot
@@ -176,9 +177,10 @@ def _corpus(
 def training_corpus(
     data: str, model: Pretrained | None, *, vocab_size: int, seq_len: int, tokens: int
 ) -> tuple[Corpus, tuple[Reading, ...]]:
-    """Return the corpus of trainings, and which files of `data`'s folders were read or skipped, which is logged.
+    """Return the corpus of trainings and, for each folder in `data`, which files were read or left out; log these.
 
-    model: the model that trainings start from, whose tokenizer is used; None from scratch. tokens: training tokens.
+    data: as for --data. model: the model that trainings start from, whose tokenizer is used; None from scratch.
+    vocab_size: most tokens of a tokenizer trained here. tokens: training tokens. Raises UserError as `prepare` does.
     """
     source = open_source(data)
     for line in (line for read in source.read for line in read.lines):
@@ -218,7 +220,8 @@ def _on_devices(
 
 
 def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
-    """Return the builtin parent if a study at scale proxy names none and it fits a space with this base, else None."""
+    """Return the builtin parent if scale is proxy, none is named, and candidates on `base` can start from it, or None.
+    """
     if config.parent is not None or config.scale != "proxy":
         return None
     parent = load_parent(BUILTIN)
@@ -233,8 +236,8 @@ def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
 def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
     """Return the second corpus of a new study, or None.
 
-    If none is named, it is DEPENDENCIES with the builtin parent on its own corpus. Raises UserError if the corpus does
-    not exist, has the text of the first one, or is too small.
+    By default it is `dependencies` for the builtin parent on stdlib, else None. Raises UserError if the corpus does not
+    exist, has the text of the first corpus, or has no sequence.
     """
     usual = DEPENDENCIES if parent is not None and parent.name == BUILTIN and config.data == "stdlib" else NO_SECOND
     if (data := config.second_eval_data or usual) == NO_SECOND:
@@ -245,7 +248,7 @@ def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> 
 
 
 def run_second(run: Run, config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
-    """Return the second corpus of a run to resume. Raises UserError if its text has changed."""
+    """Return the second corpus of a run to resume; None if it has none. Raises UserError if its text has changed."""
     if run.meta.second is None:
         return None
     second = study_second(config, corpus, parent)
@@ -282,12 +285,12 @@ def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus) -> FeasibleSp
 
 
 def device_of(config: StudyConfig) -> str:
-    """Return the device on which this process scores and validates the parent: the trials' if it is here, else cpu."""
+    """Return the device for scoring and validating the parent: cuda if trials use GPUs and this process has one."""
     return "cuda" if config.gpus_per_trial and torch.cuda.is_available() else "cpu"
 
 
 def memory_lines(priced: PricedStudy) -> list[str]:
-    """Return lines with the estimated memory of a study's largest training on a CPU and, if it may use one, a GPU."""
+    """Return lines with the estimated memory of the largest training on a CPU and, if GPUs may be used, on a GPU."""
     config, run = priced.config, priced.run
     recipe = run.meta.recipe if run is not None else study_recipe(config, priced.parent and priced.parent.distillation)
     largest = Candidate(architecture=priced.feasible.space.base, recipe=recipe)

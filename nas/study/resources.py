@@ -19,17 +19,17 @@ from nas.training.memory import available_bytes, training_memory
 
 _log = logging.getLogger(__name__)
 
-LEAST_GENERATIONS = 4  # the first two generations of a search see no results
-GAIN = 1.1  # more trainings share a GPU, and more threads a trial, if that is faster by this factor
-COUNTS = (1, 2, 4, 8)  # trainings on one GPU, or threads of one training, that are measured
-FREE_SHARE = 0.9  # of a GPU's memory that trainings may take, by their estimate
-MEASURING_S = 30.0  # a guess of what a measurement takes
+LEAST_GENERATIONS = 4  # fewest generations of a search by default, since the first two see no results
+GAIN = 1.1  # more trainings share a GPU, or more threads a trial, only if that is faster by this factor
+COUNTS = (1, 2, 4, 8)  # measured numbers of trainings on one GPU, and of threads of one training
+FREE_SHARE = 0.9  # share of a GPU's free memory that the estimated memory of trainings may take
+MEASURING_S = 30.0  # guessed duration of a measurement
 WORTH = 20  # a measurement may take 1 / WORTH of the time of the search
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A machine that runs trials. node_id: Ray's, empty for this machine. name: printed to the user."""
+    """A machine that runs trials. node_id: Ray's id; empty for this machine. name: for messages. num_cpus: cores."""
 
     node_id: str
     name: str
@@ -39,15 +39,15 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """The resources of trials. A trial takes one GPU at most.
+    """How many trials run at a time, and the GPU share and threads of each. A trial takes one GPU at most.
 
     Attributes:
-        slots: trials that the nodes can run at a time.
-        max_concurrent: trials that may run at a time; None for as many as the nodes can, also new ones that join.
-        num_gpus: GPUs of this machine that Ray gets; 0 on a cluster, or if trials train on the CPU.
-        gpus_per_trial: share of a GPU per trial; 0 for none.
-        threads_per_trial: threads, and cores, of a trial.
-        ray_address: an existing cluster, whose nodes share the run folder, or None for this machine.
+        slots: number of trials that the nodes can run at a time.
+        max_concurrent: most trials at a time; None for as many as all nodes can run, including nodes that join later.
+        num_gpus: GPUs of this machine that Ray may use; 0 on a cluster, or if trials train on the CPU.
+        gpus_per_trial: share of a GPU per trial; 0 to train on the CPU.
+        threads_per_trial: threads of a trial, for each of which a core is reserved.
+        ray_address: address of an existing cluster, whose nodes share the run folder; None for this machine.
     """
 
     slots: int
@@ -59,7 +59,7 @@ class Resources:
 
     @property
     def at_a_time(self) -> int:
-        """Number of trials that run at a time."""
+        """Number of trials that run at a time: `max_concurrent`, or `slots` if that is None."""
         return self.max_concurrent or self.slots
 
 
@@ -69,10 +69,10 @@ def this_machine() -> Node:
 
 
 def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
-    """Return resources for as many trials at a time as the cores and GPUs of the nodes allow, or fewer if asked.
+    """Return resources for `max_concurrent` trials at a time or, by default, as many as cores and GPUs allow.
 
-    By default, a trial has one thread and, if there are GPUs, one GPU. Raises UserError if GPUs are asked for but
-    missing, no trial fits on a node, or this machine cannot run as many trials at a time as asked.
+    By default, a trial has one thread and, if there are GPUs, one GPU. Raises UserError if GPUs are requested but
+    missing, no trial fits on a node, or `max_concurrent` is more than this machine can run.
     """
     num_gpus = sum(node.num_gpus for node in nodes)
     share = config.gpus_per_trial if config.gpus_per_trial is not None else float(num_gpus > 0)
@@ -112,10 +112,11 @@ def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
 
 
 def resolved(config: StudyConfig, resources: Resources) -> StudyConfig:
-    """Set `generation_size` and `gpus_per_trial` of a new run by the machine where it begins; a resumed run keeps them.
+    """Return the configuration with the `gpus_per_trial` of `resources`, and a `generation_size` if it has none.
 
-    By default, a generation has half as many trials as there are slots, since two are in training at once, but at most
-    a quarter of all trials, and at least GENERATION_SIZE. `--max-concurrent` is ignored, so that it changes no result.
+    By default, a generation has half as many trials as there are slots, since two generations are in training at once,
+    but at most a quarter of all trials, and at least GENERATION_SIZE. `--max-concurrent` does not enter, so that it
+    changes no result.
     """
     half, learning = math.ceil(resources.slots / 2), config.num_trials // LEAST_GENERATIONS
     size = config.generation_size or max(GENERATION_SIZE, min(half, learning))
@@ -123,7 +124,7 @@ def resolved(config: StudyConfig, resources: Resources) -> StudyConfig:
 
 
 def resource_lines(config: StudyConfig, resources: Resources) -> list[str]:
-    """Describe the resources, and which of them stay idle, one line each. config: result of `resolved`."""
+    """Return a line on the trials at a time and their devices, and a note on idle places. config: from `resolved`."""
     assert config.generation_size is not None
     of_gpus = f", {resources.gpus_per_trial:g} GPU each" if resources.gpus_per_trial else ", on the CPU"
     of_gpus += f", {resources.threads_per_trial} threads each" if resources.threads_per_trial > 1 else ""
@@ -138,19 +139,19 @@ def resource_lines(config: StudyConfig, resources: Resources) -> list[str]:
 
 
 def best_share(gpu: Mapping[int, float], num_gpus: int, on_cores: float | None) -> float:
-    """Return the share of a GPU per trial with the highest rate, or 0 if the cores together are as fast as the GPUs.
+    """Return the share of a GPU per trial with the highest rate, or 0 if all cores together are as fast as all GPUs.
 
-    More trainings share a GPU only if that is faster by GAIN.
+    More trainings share a GPU only if that is faster by the factor GAIN.
 
-    gpu: total tokens a second of the trainings on one GPU, by their number. on_cores: total tokens a second of one
-        training per core, as if they did not slow each other; None if trials may not run on the CPU.
+    gpu: total tokens per second of all trainings on one GPU, by their number. num_gpus: GPUs of the machine. on_cores:
+        tokens per second of one training times the number of cores; None if trials may not run on the CPU.
     """
     best = _worthwhile(gpu)
     return 0.0 if on_cores is not None and on_cores >= num_gpus * gpu[best] else 1 / best
 
 
 def _worthwhile(rates: Mapping[int, float]) -> int:
-    """Return the largest number whose rate exceeds that of the best smaller one by GAIN."""
+    """Return the number that is reached from the smallest by moving to a larger one whenever that is faster by GAIN."""
     best = min(rates)
     for number in sorted(rates):
         best = number if rates[number] > GAIN * rates[best] else best
@@ -158,12 +159,14 @@ def _worthwhile(rates: Mapping[int, float]) -> int:
 
 
 def choose_threads(config: StudyConfig, resources: Resources, node: Node, candidate: Candidate) -> int:
-    """Return the number of threads per trial of a new search; log the reason if there were several to choose from.
+    """Return the number of threads per trial of a new search; log the reason if rates were compared.
 
-    It is 1 at a small scale, on GPUs, on a cluster, and if the time budget is too short to measure. Otherwise the cores
-    that two generations leave idle are divided among their trials, as far as a measurement finds that faster.
+    The number is 1 at a small scale, on GPUs, on a cluster, and if the time budget is too short for a measurement that
+    is needed. Otherwise the cores that two generations leave idle are divided among their trials, as far as more
+    threads were measured to be faster.
 
-    config: result of `resolved`. resources: for trials of one thread. node: this machine. candidate: the largest one.
+    config: result of `resolved`. resources: for trials of one thread. node: this machine. candidate: the largest of the
+        search.
     """
     assert config.generation_size is not None
     most = node.num_cpus // min(resources.slots, 2 * config.generation_size, config.num_trials)
@@ -190,9 +193,9 @@ def choose_threads(config: StudyConfig, resources: Resources, node: Node, candid
 def choose_share(config: StudyConfig, node: Node, candidate: Candidate) -> float:
     """Return the share of a GPU per trial of a new search on this machine, which has GPUs; 0 for the CPU. Logs why.
 
-    At a small scale a GPU waits for its host between operations, and many cores train faster together. So the CPU is
-    used, unless the GPU is known to be faster, or the search is so long that measuring both is worth its time.
-    candidate: the largest one, with the recipe of a CPU.
+    At a small scale a GPU waits for its host between operations, and many cores train faster together. The CPU is
+    therefore used unless the GPU was measured to be faster; it is measured only if the search takes long enough.
+    node: this machine. candidate: the largest of the search, with the recipe for a CPU.
     """
     is_small, measuring = candidate.recipe.scale.name in SMALL_SCALES, config.time_budget_s or math.inf
     on_gpu, on_cores = lowered(candidate, "cuda", config.recipe), None

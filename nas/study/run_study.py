@@ -36,12 +36,13 @@ def run_study(
     on_start: Callable[[Path], None],
     on_end: Callable[[Record], None],
 ) -> Path:
-    """Train candidates until the schedule is finished or the time is up; then write tables, plots and report.
+    """Train until all trials have ended or the time is up; write tables, plots and report; return the run's folder.
 
-    Returns the run's folder: that of the resumed run, else `output_dir`, or one under runs/.
+    priced: the study. console: shows progress and results.
+    output_dir: folder of a new run, by default one under runs/; without effect for a run to resume.
     began_s: when the time budget began, on the clock of `time.monotonic`.
-    on_start: called with the folder once it is a run, before any trial begins. on_end: called with the record of every
-        trial that ended in this process, once it is in the ledger, except for failures that are tried again.
+    on_start: called with the run's folder after its files are written, before any trial begins. on_end: called with the
+        record of a trial that ended after it is written to the ledger, except for failures that are tried again.
     Raises UserError for bad input, InfeasibleError if no member within the budget stays within fixed-point range,
     StoppedError or OSError if the run cannot continue now (it can be resumed) or no trial completed.
     """
@@ -81,7 +82,10 @@ def run_study(
 
 
 def require_home() -> None:
-    """Set HOME to the cache folder if the home directory is missing or read-only, since Ray stores a token there."""
+    """Set HOME to the cache folder if the home directory, where Ray stores a token, is missing or read-only.
+
+    Raises UserError if the cache folder cannot be written to either.
+    """
     home = os.path.expanduser("~")
     if not (os.path.isdir(home) and os.access(home, os.W_OK)):
         require_writable_cache()
@@ -139,7 +143,7 @@ def _closing(trials: Trials, run: Run, budget: TimeBudget) -> list[str]:
 
 
 def report_line(run: Run) -> str:
-    """Write the report of a run and say where it is. An error is only named, because the run itself is complete."""
+    """Write the report of a run; return a line with its path or, because the run itself is complete, with an error."""
     from nas.report.html.page import write_report  # its template engine
 
     try:

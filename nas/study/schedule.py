@@ -1,11 +1,11 @@
 """The schedule of trials, with an ask-and-tell interface: candidates in generations, then more seeds for the front.
 
-A candidate begins with a low-fidelity evaluation, which stops at the first rung, or with its final training. If it is
-promoted, it is asked for again, and continues from its checkpoint.
+A candidate begins with a low-fidelity evaluation, which stops at the first rung, or with its final training. If the
+candidate is promoted, it is suggested again, and its training continues from the checkpoint.
 
 Proposals are reproducible without a time budget: generation g depends only on the configuration, on g and on the
 results of generations up to g - 2, in any order of arrival. The lag keeps workers busy while a generation finishes.
-Rounds of replicates are two generations apart, so that each depends on all earlier ones.
+Rounds of replicates (further seeds) are two generations apart, so that a round depends on all earlier results.
 
 Perplexity varies with the seed, and a front favours lucky seeds. The expected gain from one more seed is largest for
 members that have close neighbours and few seeds, and smaller than that of a new candidate as long as neighbours differ
@@ -24,7 +24,7 @@ from nas.run.pareto import Point, pareto_front, point_of_seeds
 from nas.searchers.strategy import Key, Observation, RemainingBudget, Strategy, Suggestion
 from search_spaces.notation import Member
 
-GENERATION_SIZE = 2  # two workers finish a generation in one round; larger ones learn later
+GENERATION_SIZE = 2  # two workers finish a generation in one round; larger generations see results later
 LAG = 2  # generation g sees the results of generations up to g - LAG
 TINY = 1e-12  # nats: a standard deviation close to zero
 
@@ -45,17 +45,19 @@ class Trainings(NamedTuple):
 
 
 class TrialSchedule:
-    """Asks the searcher for trainings, in generations, and receives their results.
+    """The trainings of a run in order: it asks the searcher for them, in generations, and receives their results.
 
     Args:
-        num_trials: candidates that get the final training.
-        num_proxy_evals: candidates that get a low-fidelity evaluation.
-        baselines: members to train for comparison, in a run that has proposed nothing yet.
-        finalist_seeds, most_replicates: most further seeds of a member of the front, and of all members together.
+        strategy: the searcher. seed: the run's seed.
+        num_trials: number of candidates that get the final training.
+        num_proxy_evals: number of candidates that get a low-fidelity evaluation, if the searcher uses these.
+        baselines: members to train for comparison; ignored if there are `known` proposals.
+        finalist_seeds, most_replicates: largest number of further seeds of a member of the front, and of all members.
         generation_size: number of candidates in a generation.
-        reference: reference point of the hypervolume.
+        reference: reference point of the hypervolume, in seconds per token and nats.
         parent_loss: the parent's validation loss, nats; None from scratch.
-        known: proposals in the ledger. They are kept even where this version would propose others.
+        known: proposals of earlier sessions, from the ledger. They are repeated even if the searcher, in this version,
+            would propose others.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class TrialSchedule:
                     self._add(Suggestion(member, generation=0, role="baseline", index=len(self._indexes)))
 
     def ask(self) -> Suggestion | None:
-        """Return the next suggestion, or None if more results are needed first or nothing is left (`finished`)."""
+        """Return the next suggestion, or None if results are missing or nothing is left (`finished`, `is_held`)."""
         if self._asked == len(self.proposals) and not self._extend():
             return None
         proposal = self.proposals[self._asked]
@@ -107,34 +109,35 @@ class TrialSchedule:
         return proposal
 
     def skip(self, proposal: Suggestion) -> None:
-        """Take back the last suggestion, because it is not trained in this session."""
+        """Take back the suggestion that `ask` returned last, because it is not trained in this session."""
         self._untold.pop(proposal.key, None)
         self._skipped.append(proposal)
 
     def plan(self, more: Trainings) -> None:
-        """Ask for only `more` further trainings of candidates, instead of all that are left."""
+        """Limit further trainings of candidates in this session to `more`, instead of all that are left."""
         self.remaining = _remaining(self.asked, more)
 
     @property
     def asked(self) -> Trainings:
-        """The trainings of candidates that were proposed, those `waiting` included, but not those that were skipped."""
+        """Numbers of proposed trainings of candidates, including those in `waiting` but not the skipped ones."""
         kinds = Counter(proposal.is_proxy for proposal in self.proposals if proposal.role == "candidate")
         kinds.subtract(proposal.is_proxy for proposal in self._skipped if proposal.role == "candidate")
         return Trainings(ends=kinds[False], shorts=kinds[True])
 
     @property
     def waiting(self) -> list[Suggestion]:
-        """The proposals that were not asked for yet."""
+        """The proposals that `ask` has not returned yet."""
         return self.proposals[self._asked :]
 
     @property
     def num_evaluated(self) -> int:
-        """Number of candidates with a proposed low-fidelity evaluation that can still be promoted."""
+        """Number of candidates that were proposed for a low-fidelity evaluation and can still be promoted."""
         ends = {proposal.index for proposal in self.proposals if not proposal.is_proxy}
         ended = {index for index, _ in self.results}  # evaluations that diverged or failed
         return len({proposal.index for proposal in self.proposals} - ends - ended)
 
     def tell(self, result: Observation) -> None:
+        """Receive the result of a training that `ask` returned."""
         if result.status == "paused":
             self.proxy_evals[result.index] = result
         else:
@@ -143,7 +146,7 @@ class TrialSchedule:
 
     @property
     def finished(self) -> bool:
-        """Whether every trial has been asked for, and no more will come."""
+        """Whether `ask` has returned every training of the run, further seeds included."""
         return self._asked == len(self.proposals) and self._all_proposed and self._replicated
 
     @property
@@ -195,9 +198,10 @@ class TrialSchedule:
         return min(self._untold.values(), default=generation) > generation - LAG
 
     def trained(self, generation: int | None = None) -> list[Observation]:
-        """Return results or predictions of candidates, in order of proposal, without those that failed.
+        """Return an observation of each candidate that has a result, in order of proposal, without those that failed.
 
-        generation: the last one that is included; None for all.
+        After a low-fidelity evaluation alone, the loss is the predicted final loss (`losses_after_proxies`).
+        generation: last generation whose results are included; None for all.
         """
         asked: dict[int, list[Suggestion]] = {}
         for proposal in self.proposals:
@@ -238,9 +242,10 @@ class End(NamedTuple):
 
 
 def losses_after_proxies(results: Sequence[Observation], parent_loss: float | None) -> list[End | None]:
-    """Predict the final loss of each low-fidelity result, by Bayesian linear regression; None for other results.
+    """Return a predicted final loss for each low-fidelity (`paused`) result, and None for each other result.
 
-    parent_loss: nats; None from scratch, where the lowest loss at the first rung replaces it.
+    The prediction is a Bayesian linear regression on the loss at the first rung, with both losses relative to the
+    parent's. parent_loss: nats; None from scratch, where the lowest first-rung loss of the paused results replaces it.
 
     Source: Swersky, Snoek and Adams 2014, arXiv 1406.3896, for resuming paused trainings by their predicted result;
     Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", section 2.1, for the regression.
@@ -266,10 +271,11 @@ def losses_after_proxies(results: Sequence[Observation], parent_loss: float | No
 def next_round(
     results: Sequence[Observation], asked: Collection[Key], *, seeds: int, most: int, size: int, reference: Point
 ) -> list[Key]:
-    """Return the keys of the replicates to train next, at most `size`, most valuable first; none if none are wanted.
+    """Return the keys (index, replicate) of at most `size` replicates to train next, most valuable first.
 
-    results: of candidates and replicates that have ended. asked: earlier replicates. seeds: most replicates of a
-        member. most: most replicates in all. reference: reference point of the hypervolume.
+    The list is empty if no more replicates are wanted. results: of candidates and replicates that have ended. asked:
+        keys of replicates proposed earlier. seeds, most: largest number of replicates of a member, and of all members.
+        reference: reference point of the hypervolume, in seconds per token and nats.
     """
     points = _means(results)
     tried = Counter(index for index, _ in asked)
@@ -302,7 +308,7 @@ def _worth_of_a_seed(index: int, points: Mapping[int, Point], num_seeds: int, re
 
 
 def finalists(results: Iterable[Observation]) -> list[int]:
-    """Return the indexes of candidates on the front of means over seeds, cheapest first, as `nas.run.members.front`."""
+    """Return the indexes of the candidates on the Pareto front, cheapest first, with losses as means over seeds."""
     points = _means(results)
     return [index for index, _ in pareto_front(sorted(points.items()), lambda item: item[1])]
 

@@ -1,6 +1,6 @@
 """Measures how fast a candidate trains, on several threads or beside others on one GPU; cached per device and shape.
 
-Trainings that share a GPU are processes, as trials are. They train on random tokens, without the parent.
+Trainings that share a GPU run in a process each, as trials do. All measured trainings use random tokens and no parent.
 """
 
 import hashlib
@@ -34,9 +34,9 @@ from nas.study.worker import worker_env
 from nas.training import step_graph
 from nas.training.trainer import TrainingRun
 
-WARM_UP = step_graph.WARM_UP + 2  # steps before the measured ones, the capture of a graph on a GPU included
-WINDOW_S = 2.0
-LONGEST_S = 120.0  # for processes to start, compile and train
+WARM_UP = step_graph.WARM_UP + 2  # steps before the measured steps, including the capture of a CUDA graph
+WINDOW_S = 2.0  # duration of a measurement
+LONGEST_S = 120.0  # time limit for all processes to start, compile and train
 SERVE = (sys.executable, "-c", "from nas.study.throughput import serve; serve()")
 BUSY = (sys.executable, "-S", "-c", "while True: pass")
 FILE_NAME = "throughput.json"
@@ -56,10 +56,10 @@ def threads(num: int) -> Iterator[None]:
 def training_rate(
     candidate: Candidate, device: str, *, num_threads: int = 1, num_beside: int = 0, window_s: float | None = None
 ) -> float:
-    """Return the tokens a second of one training in this process.
+    """Return the rate of one training in this process, in tokens per second.
 
-    num_beside: number of processes that each keep a core busy meanwhile, as other trials would. window_s: seconds to
-        measure, by default WINDOW_S.
+    num_threads: threads of torch. num_beside: number of other processes that each keep a core busy during the
+        measurement, as other trials would. window_s: seconds to measure; None for WINDOW_S.
     """
     keep_freed_memory()
     with ExitStack() as stack:
@@ -71,9 +71,10 @@ def training_rate(
 
 
 def shared_rates(candidate: Candidate, device: str, counts: Sequence[int]) -> dict[int, float]:
-    """Return the total tokens a second of `counts` simultaneous trainings on one device, by count.
+    """Return the total rate of simultaneous trainings on one device, in tokens per second, for each number in `counts`.
 
-    Raises StoppedError if a process ends, for want of memory for example, or all take longer than LONGEST_S together.
+    Raises StoppedError if a process ends, for example without enough memory, or all measurements together take longer
+    than LONGEST_S.
     """
     with ExitStack() as stack:
         scratch = stack.enter_context(TemporaryDirectory(prefix="nas-rate-"))  # of workers, which are killed
@@ -116,13 +117,16 @@ def serve() -> None:
 
 
 def kept_rates(candidate: Candidate, device: str) -> dict[int, float] | None:
-    """Return the rates that `keep_rates` wrote for a device of this name and a candidate of this shape, or None."""
+    """Return the rates that `keep_rates` wrote for the same device name and a similar candidate, or None.
+
+    Similar candidates differ at most in data, training and validation tokens, learning rate and distillation.
+    """
     kept = _kept().get(_key(candidate, device))
     return None if kept is None else {int(count): rate for count, rate in kept.items()}
 
 
 def keep_rates(candidate: Candidate, device: str, rates: Mapping[int, float]) -> None:
-    """Write rates (tokens a second, by number of trainings or threads) to the cache, if it can be written."""
+    """Write rates (tokens per second, by number of trainings or threads) to the cache; nothing if it is read-only."""
     with suppress(OSError):
         path = default_cache_dir() / FILE_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +153,7 @@ def _alone(candidate: Candidate) -> Candidate:
 
 
 def random_corpus(candidate: Candidate, folder: Path) -> Corpus:
-    """Write random tokens into a folder, as a corpus on which the candidate can be trained but not validated."""
+    """Return a corpus of random tokens, written to `folder`, on which the candidate can be trained, not validated."""
     scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
     num_tokens = 4 * scale.batch * scale.seq_len + 1
     corpus = Corpus(

@@ -1,8 +1,8 @@
-"""The time budget of a search: which trainings still fit in it, planned again before each one begins.
+"""The time budget of a search: the trainings that still fit in it are planned again before each training begins.
 
-A budget that is too short for all trainings is met by doing less: fewer low-fidelity evaluations and final trainings
-here, and fewer tokens for all of them before the first one (`nas.study.open_trials`). If no candidate can end in time,
-the first one is trained to its end past the budget. Only a time limit ends a run that has trained nothing.
+If the budget is too short for all trainings, there are fewer low-fidelity evaluations and final trainings (decided
+here), and all have fewer tokens (decided before the first, in `nas.study.open_trials`). If no candidate can end in
+time, the first one is trained to its end past the budget. Only a time limit ends a run that has trained nothing.
 """
 
 import logging
@@ -25,16 +25,16 @@ from nas.study.trials import Trials
 
 _log = logging.getLogger(__name__)
 
-FIRST_TOLD_S = 1.0  # of steps after the first one, until the pace of a training is told,
-TOLD_EVERY_S = 10.0  # and then again
-RECENT_S = 60.0  # the pace is that of the last minute
-LEAST_SHARE = 0.05  # of a phase, from which its end is foreseen
-LATE_SHARE = 0.02  # of the budget; if the first candidate will end later than by this share, a line says so
+FIRST_TOLD_S = 1.0  # time after the first step until a training first reports its pace
+TOLD_EVERY_S = 10.0  # time between later reports
+RECENT_S = 60.0  # the pace is the average over reports of this time
+LEAST_SHARE = 0.05  # share of a phase that must be done before its end is predicted
+LATE_SHARE = 0.02  # share of the budget; if the first candidate is predicted to end later by more, the log says so
 LEAST_SHOWN_S = 0.1  # shorter phases are not named
 MARGIN = 1.1  # trainings take longer than their steps and validations: checkpoints, and the check of the folded form
-ENOUGH = 6  # with at most so many final trainings, low-fidelity evaluations are given up first,
-SPARE = 1.5  # unless all fit in time with this factor, as the pace of a busy machine is hardly known
-VALIDATION_COST = 1 / 3  # of a token, as a share of a training token's: its forward pass, by count of operations
+ENOUGH = 6  # if at most this number of candidates would end, evaluations are given up before final trainings,
+SPARE = 1.5  # unless all would fit if they took this many times as long, since the pace on a busy machine varies
+VALIDATION_COST = 1 / 3  # operations of a validation token (a forward pass) as a share of those of a training token
 STAT = Path("/proc/self/stat")
 
 
@@ -53,8 +53,8 @@ def process_start_s() -> float:
 class Pace:
     """How fast a trial trains.
 
-    phases: seconds of each phase of its worker until its first step ended, by name. num_steps: steps since then, or
-    since the last pace. seconds: duration of these steps.
+    phases: seconds of each phase of the worker until the end of the trial's first step, by name. num_steps: number of
+    steps after the first step or, if the trial has reported before, after its last report. seconds: their duration.
     """
 
     phases: Mapping[str, float]
@@ -63,16 +63,17 @@ class Pace:
 
 
 def num_equivalent_steps(scale: Scale, share: float = 1.0) -> float:
-    """Return the steps of a training up to a share of its tokens, its validations counted as steps of equal time."""
+    """Return the time of a training up to a share of its tokens, validations included, in units of a step's time."""
     rungs = [rung for rung in scale.rungs if rung <= share]
     num_validated = sum(scale.validation_tokens if rung == 1 else scale.rung_validation_tokens for rung in rungs)
     return share * scale.num_steps + VALIDATION_COST * num_validated / (scale.batch * scale.seq_len)
 
 
 def paced(stop: Callable[[], bool], tell: Callable[[Pace], None], phases: Mapping[str, float]) -> Callable[[], bool]:
-    """Return a function to call after every step, which returns `stop()`, and every TOLD_EVERY_S tells the pace.
+    """Return a function that a training calls after every step. It returns `stop()`, and reports the pace to `tell`.
 
-    phases: seconds of each phase before the first step, by name. tell: called with the pace, first after FIRST_TOLD_S.
+    tell: called with the pace FIRST_TOLD_S seconds after the first step, and then every TOLD_EVERY_S seconds. phases:
+    seconds of each phase before the first step, by name.
     """
     began_s, since_s, num_steps, wait_s = time.monotonic(), 0.0, -1, FIRST_TOLD_S
 
@@ -90,7 +91,7 @@ def paced(stop: Callable[[], bool], tell: Callable[[Pace], None], phases: Mappin
 
 
 class Needs(NamedTuple):
-    """Seconds of a training to the end, of a low-fidelity evaluation, and of the start that is part of each."""
+    """Seconds of a whole final training, of a low-fidelity evaluation, and of the start-up that both include."""
 
     end_s: float
     short_s: float
@@ -98,11 +99,11 @@ class Needs(NamedTuple):
 
     @property
     def rest_s(self) -> float:
-        """Seconds of a final training that continues an evaluation, including a start of its own."""
+        """Seconds of a final training that continues an evaluation, including its own start-up."""
         return self.end_s - self.short_s + self.start_s
 
     def of(self, training: Suggestion | Record, evaluated: Collection[int]) -> float:
-        """Seconds of a training. evaluated: indexes of candidates whose final training continues their evaluation."""
+        """Return the seconds of a training. evaluated: indexes of candidates with a finished evaluation."""
         if training.is_proxy:
             return self.short_s
         return self.rest_s if training.index in evaluated else self.end_s
@@ -111,14 +112,14 @@ class Needs(NamedTuple):
 def fitting(
     left_s: float, busy_s: float, *, places: int, needs: Needs, most: Trainings, num_ended: int, num_evaluated: int
 ) -> Trainings:
-    """Return how many of the planned trainings fit in the seconds that are left.
+    """Return how many of the planned trainings fit in the `left_s` seconds that are left.
 
-    The planned ratio of evaluations to final trainings is kept, unless at most ENOUGH candidates would end: then there
-    are only as many evaluations as would fit if everything took SPARE times as long.
+    The planned ratio of evaluations to final trainings does not change, unless at most ENOUGH candidates would end:
+    then there are only as many evaluations as would fit if everything took SPARE times as long.
 
-    busy_s: seconds that trainings in progress or already proposed still take, added up. places: trainings at a time.
-        most: planned trainings that were not asked for yet. num_ended: candidates whose final training was already
-        asked for. num_evaluated: candidates that could be promoted at once.
+    busy_s: sum of the seconds that trainings in progress or already proposed still take. places: trainings at a time.
+        most: planned trainings that were not proposed yet. num_ended: candidates whose final training was already
+        proposed. num_evaluated: candidates that can be promoted without another evaluation.
     """
     rest_s, room_s = needs.rest_s, places * left_s - busy_s
     for ends in range(most.ends, 0, -1):
@@ -134,7 +135,7 @@ def fitting(
 
 
 class TimeBudget:
-    """The seconds of a run, counted from the start of the command, and what took them.
+    """The time budget and limit of a run, counted from the start of the command, and the time that was used.
 
     seconds: planned time of the run; None without a budget. began_s: start of the command, on the clock of
     `time.monotonic`. limit_s: seconds after which the run ends in any case; None without a limit.
@@ -157,29 +158,29 @@ class TimeBudget:
 
     @property
     def left_s(self) -> float:
-        """Seconds of the budget that are left; negative beyond it."""
+        """Seconds until budget or limit, whichever is earlier; negative after it, infinite if there is neither."""
         return self._seconds - self.used_s
 
     @property
     def step_s(self) -> float | None:
-        """Mean seconds of a step, over the last minute of reports; None before any pace was reported."""
+        """Mean seconds of a step, over the last minute of reports; None before any pace was measured or reported."""
         num_steps = sum(pace.num_steps for _, pace in self._recent)
         return sum(pace.seconds for _, pace in self._recent) / num_steps if num_steps else None
 
     def spent(self) -> str:
-        """Name the phases so far, with their seconds."""
+        """Return the names and durations of the phases so far, as text."""
         return ", ".join(f"{phase} {format_seconds(s)}" for phase, s in self._phases.items() if s >= LEAST_SHOWN_S)
 
     def mark(self, phase: str) -> None:
-        """Count the time since the last mark for a phase that ends now; does nothing if the phase ended before."""
+        """Record that a phase ends now, which began at the last mark; do nothing if it was recorded before."""
         if phase not in self._phases:
             now_s = time.monotonic()
             self._phases[phase], self._marked_s = now_s - self._marked_s, now_s
 
     def prepare(self, share: float = 1.0) -> None:
-        """Predict when a phase before any training ends. share: how much of the phase is done, from 0 to 1.
+        """Predict when the present phase, before any training, ends. share: how much of it is done, from 0 to 1.
 
-        Logs once if that exceeds the time budget. Raises StoppedError if it exceeds the limit.
+        Logs once if the predicted end is after the time budget. Raises StoppedError if it is after the limit.
         """
         rest_s = (time.monotonic() - self._marked_s) * (1 / share - 1) if share >= LEAST_SHARE else 0.0
         needed_s = self.used_s + rest_s
@@ -196,11 +197,11 @@ class TimeBudget:
             )
 
     def expect(self, step_s: float) -> None:
-        """Use a pace that was measured before the first trial, until trials report their own."""
+        """Enter measured seconds of a step into `step_s` before the first trial; after RECENT_S they do not count."""
         self._recent.append((time.monotonic(), Pace(phases={}, num_steps=1, seconds=step_s)))
 
     def told(self, key: TrialKey, pace: Pace) -> None:
-        """Use the pace that a trial reports."""
+        """Enter the pace that a trial reports into `step_s`, and its steps and phases into the plan."""
         now_s = time.monotonic()
         self._recent.append((now_s, pace))
         while self._recent[0][0] < now_s - RECENT_S:
@@ -211,10 +212,10 @@ class TimeBudget:
             self._phases.setdefault(phase, phase_s)
 
     def plan(self, trials: Trials, places: int) -> None:
-        """Plan which trainings the schedule asks for, and log how many candidates will end if that has changed.
+        """Set how many trainings the schedule may still propose, and log the predicted number if it has changed.
 
-        places: trainings at a time. Halts the run if no candidate would end by the time limit and no shorter
-        budget is set.
+        Does nothing before a pace is known, or without budget and limit. places: trainings at a time. Halts the run if
+        no candidate would end by the time limit and no shorter budget is set.
         """
         step_s, schedule, scale = self.step_s, trials.schedule, trials.setting.recipe.scale
         if math.isinf(self._seconds) or step_s is None:
@@ -272,7 +273,7 @@ class TimeBudget:
         self._logged_s, self._logged = now_s, count
 
     def has_time_for(self, trials: Trials, suggestion: Suggestion) -> bool:
-        """Whether a training may begin: it ends in time, or no final training of a candidate has begun yet.
+        """Whether a training may begin: it is predicted to end in time, or no candidate has begun a final training.
 
         An evaluation must leave time for its final training. A baseline may begin only if all candidates fit in time.
         """
@@ -286,7 +287,7 @@ class TimeBudget:
     def is_over(self, trials: Trials) -> bool:
         """Whether the run must stop now: after the limit, or after the budget if a candidate has completed.
 
-        After the budget, candidates that diverged or failed count once no other is in its final training.
+        A candidate that diverged or failed counts as completed if no other candidate is in its final training.
         """
         if self.used_s >= self._limit_s:
             return True

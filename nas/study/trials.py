@@ -1,6 +1,7 @@
-"""The bookkeeping of a run: turns proposals into trials, events into ledger records, and reports results.
+"""The bookkeeping of a run: makes trials of suggestions, and ledger records and observations of their results.
 
-It imports neither Ray nor torch. A resumed run replays its ledger, and only trials that have not finished are run.
+It imports neither Ray nor torch. A resumed run reads earlier results from its ledger, and runs only trials without a
+result, and failed ones unless later proposals depend on the failure.
 """
 
 import math
@@ -36,12 +37,12 @@ MAX_LOSSES = 3  # workers that a trial may lose between two rungs, because nodes
 
 
 class RunHaltedError(RuntimeError):
-    """The machine, not a candidate, prevents the run from continuing. The text says why."""
+    """Raised if the machine, and not a candidate, prevents the run from continuing now; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialSetting:
-    """Plain data that all trials of a run share. folder: the run's. second: the second corpus, or None."""
+    """Plain data that all trials of a run share. folder: the run's folder. second: the second corpus, or None."""
 
     config: StudyConfig
     recipe: Recipe
@@ -56,7 +57,7 @@ class TrialSetting:
 class Trial:
     """A training as plain data for a worker.
 
-    record: the proposal, with the predicted cost; workers report copies of it with their results.
+    record: the `proposed` record, with the predicted cost; workers report copies of this record with their results.
     """
 
     member: Member
@@ -73,7 +74,7 @@ class Trial:
 
     @property
     def folder(self) -> Path:
-        """Folder of its checkpoints and metrics."""
+        """Folder of the trial's checkpoints and metrics."""
         return self.setting.folder / "trials" / self.record.trial_id
 
     def at_rung(self, rung: RungRecord) -> Record:
@@ -89,10 +90,10 @@ class Trial:
         second: Sequence[DocumentLoss] = (),
         agreement: Agreement | None = None,
     ) -> Record:
-        """Return the final record, without the cost of the verified form, which `Trials.happened` adds.
+        """Return the `finished` record, with the predicted cost, which `Trials.happened` replaces by the verified cost.
 
-        measured: the last validation or the outcome, if any. verified: what the weights fold to. second: losses on the
-        second corpus. agreement: with the parent.
+        measured: the last validation or the outcome, if any. verified: the verified folded form, if any. second: losses
+        by document of the second corpus. agreement: agreement with the parent's predictions, if any.
         """
         record = replace(
             self._measured(measured),
@@ -134,10 +135,11 @@ class Trial:
 
 
 class Trials:
-    """Hands out trials and writes the ledger; one instance per process that runs a study.
+    """Returns trials to run and writes the ledger; a process that runs a study has one instance.
 
     on_end: called with the record of every trial that ended. halted: why the run cannot continue, or None. running:
-        trials that were handed out and have not ended. has_time_for: whether a suggestion is trained in this session.
+        trials that `next_trial` returned and that have not ended, by key. has_time_for: function that returns whether a
+        suggestion is trained in this session.
     """
 
     def __init__(
@@ -164,18 +166,19 @@ class Trials:
 
     @property
     def finished(self) -> bool:
-        """Whether every trial has been handed out, and none must be repeated."""
+        """Whether `next_trial` has returned every trial of the run, and none must be repeated."""
         return self.schedule.finished and not self._again
 
     @property
     def is_held(self) -> bool:
-        """Whether this session hands out no more trials, although some are left."""
+        """Whether `next_trial` returns no more trials in this session, although some are left."""
         return self.schedule.is_held and not self._again
 
     def next_trial(self) -> Trial | None:
-        """Return the next trial, or None if there is none now; pass results that the ledger has to the schedule.
+        """Return the next trial to run, or None if there is none now.
 
-        Raises UserError if this configuration proposes other candidates than those of the first results in the ledger.
+        Suggestions with a result in the ledger are not run again: the schedule receives that result. Raises UserError
+        if the first such result is of another candidate than this configuration proposes.
         """
         if self._again:
             return self._handed_out(self._again.pop(0))
@@ -212,9 +215,10 @@ class Trials:
         self._write(replace(trial.record, event="started", status="running"))
 
     def happened(self, record: Record, *, again: bool = False) -> None:
-        """Record a rung or an end that a worker reports, unless the run is halted.
+        """Write the record of a rung or end that a worker reports to the ledger, unless the run is halted.
 
-        again: whether the trial is repeated from the beginning; its result is then not passed to the schedule.
+        The schedule receives the result of a trial that ended, unless `again`, which repeats the trial from the
+        beginning. Too many failures (`max_failures`) halt the run.
         """
         key = record.index, record.seed
         trial = self.running.get(key)
@@ -242,11 +246,11 @@ class Trials:
             self.halted = f"{trials} failed (--max-failures), the last, {record.trial_id}: {record.reason}"
 
     def halt(self, reason: str) -> None:
-        """End the run because of the machine; trials that have not ended can be resumed."""
+        """Halt the run for this reason, unless it is halted already; trials that have not ended can be resumed."""
         self.halted = self.halted or reason
 
     def lost(self, trial: Trial, reason: str) -> None:
-        """Resume a trial from its checkpoint after its worker died; more than MAX_LOSSES between two rungs fail it."""
+        """Resume a trial after its worker died, or fail it if more than MAX_LOSSES workers died without a new rung."""
         if trial.key not in self.running or self.halted:
             return
         self._losses[trial.key] += 1

@@ -37,7 +37,7 @@ from nas.training.outcome import Outcome, VerifiedForm
 from nas.training.trainer import train
 
 NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
-HANGS_S = 60.0  # after the timeout, a trial that hangs (on a file, for example) is killed
+HANGS_S = 60.0  # time after the timeout when a trial that hangs (on a file, for example) is killed
 TIMED_OUT = 75  # its exit code
 
 
@@ -47,7 +47,7 @@ def worker_env(threads: int) -> Mapping[str, str]:
 
 
 def out_of_reach(trial: Trial) -> str | None:
-    """Say why this machine cannot train (run folder or corpus not shared, no GPU), or return None."""
+    """Return why this machine cannot train (run folder or corpus not shared, no GPU); None if it can."""
     setting = trial.setting
     if not (setting.folder / CONFIG_FILE).is_file():
         return f"the run folder {setting.folder} is not on {node()}; all nodes must share it"
@@ -62,10 +62,10 @@ def out_of_reach(trial: Trial) -> str | None:
 
 
 def run_trial(trial: Trial, on_pace: Callable[[Pace], None] = lambda pace: None) -> Iterator[Record]:
-    """Train a candidate; yield a `rung` record per rung and one `finished` record. on_pace: called from time to time.
+    """Train a candidate; yield a `rung` record per rung and one `finished` record. on_pace: called every few seconds.
 
     Errors of the candidate, timeouts and bugs become `failed` records with a reason; tracebacks of bugs are written
-    into the trial's folder. Raises RunHaltedError if a file cannot be written (disk full).
+    into the trial's folder. Raises RunHaltedError if a file cannot be written, for example on a full disk.
     """
     try:
         with _deadline(trial.setting.config.trial_timeout_s) as is_over:
@@ -100,19 +100,27 @@ def _deadline(timeout_s: float | None) -> Iterator[Callable[[], bool]]:
 
 def _train(trial: Trial, is_over: Callable[[], bool], on_pace: Callable[[Pace], None]) -> Iterator[Record]:
     candidate, setting, device = trial.candidate, trial.setting, trial.setting.device
-    began_s, phases, given = time.monotonic(), dict[str, float](), dict[str, Any]()
+    began_s, phases, initial, teacher = time.monotonic(), dict[str, float](), None, None
     if device == "cuda":
         torch.cuda.synchronize()  # makes the context, whose time is shown
         phases["CUDA"] = time.monotonic() - began_s
     if (parent := _parent(trial)) is not None:
-        given["initial"] = initial_weights(parent, candidate, setting.corpus, device=device)
-        given["teacher"] = teacher_of(parent, setting.corpus, candidate.recipe, device)
+        initial = initial_weights(parent, candidate, setting.corpus, device=device)
+        teacher = teacher_of(parent, setting.corpus, candidate.recipe, device)
     del parent  # it is read again at the end, so that its weights need not be kept
     phases["initial weights"] = time.monotonic() - began_s - sum(phases.values())
     stop = paced(is_over, on_pace, phases)
     records = train(
-        candidate, setting.corpus, seed=trial.record.seed, folder=trial.folder, device=device, stop=stop, **given
+        candidate,
+        setting.corpus,
+        seed=trial.record.seed,
+        folder=trial.folder,
+        device=device,
+        initial=initial,
+        teacher=teacher,
+        stop=stop,
     )
+    del initial, teacher  # `records` has them, as long as it needs them
     for measured in records:
         if isinstance(measured, Outcome):
             records.close()  # frees the training's memory, since checking a fold takes as much
@@ -150,13 +158,14 @@ def _checked(trial: Trial) -> dict[str, Any]:
 
 
 def verified_form(candidate: Candidate, corpus: Corpus, folder: Path, protocol: str) -> VerifiedForm:
-    """Fold the last checkpoint of a completed trial as far as its logits stay the same in a protocol's fixed point.
+    """Return what a completed trial folds to: as much as keeps the logits equal in a protocol's fixed point.
 
-    Raises UserError if there is no whole checkpoint.
+    folder: the trial's folder. Raises UserError if it has no whole checkpoint.
     """
-    latest, trained = _latest(candidate, folder, "fold"), candidate.trained
-    _, tokens = check_tokens(corpus, trained.vocab_size, candidate.recipe.scale.seq_len)
+    _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
+    latest = _latest(candidate, folder, "fold")
     architecture, weights, left = deployable(candidate, latest, bounding_tokens(corpus, tokens))
+    del latest  # its moments take twice the memory of the weights
     folded, check = fold_as_far_as(architecture, weights, tokens, protocol)
     return VerifiedForm(
         architecture=at_dimensions(folded.architecture, candidate.architecture),

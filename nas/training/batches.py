@@ -1,4 +1,4 @@
-"""Training batches, which depend on corpus, seed and step alone, validation batches, and validation of a model."""
+"""Training batches, which depend only on corpus, sizes, seed and step; validation batches; validation of a model."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +21,7 @@ from nas.training.outcome import Agreement
 T = TypeVar("T")
 
 COMPARED = 16_384  # validation tokens on which a model is compared with its parent
-AHEAD = 2  # batches: one in the making while another waits
+AHEAD = 2  # batches that are made in advance: one is being made while another waits
 
 
 class Validation(NamedTuple):
@@ -43,14 +43,14 @@ def train_batch(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: in
 
 
 def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> list[int]:
-    """Return the indices of the sequences of step 0, 1, ...: each once per epoch, in an order by seed and epoch."""
+    """Return the indices of a step's training sequences. An epoch has each once, in an order by seed and epoch."""
     count = num_sequences(corpus, "train", seq_len)
     places = range(step * batch, (step + 1) * batch)
     return [int(epoch_order(seed, place // count, count)[place % count]) for place in places]
 
 
 def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Return batches of inputs and targets, about `tokens` tokens in all; None for the scale's `validation_tokens`."""
+    """Return pairs of inputs and targets, up to micro_batch x seq_len each. tokens: as in `validate`."""
     batch, seq_len = scale.micro_batch, scale.seq_len
     targets = held_out_targets(corpus, seq_len, tokens or scale.validation_tokens)
     sequences = gather(corpus, "validation", targets.indices, seq_len)
@@ -58,7 +58,7 @@ def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) 
 
 
 class Prefetched(Generic[T]):
-    """Called with a step, returns `make(step)`, or raises its error, and makes the next AHEAD batches in a thread."""
+    """A function that returns `make(step)`, or raises its error, and computes the next AHEAD results in a thread."""
 
     def __init__(self, make: Callable[[int], T]) -> None:
         self._make = make
@@ -78,7 +78,7 @@ class Prefetched(Generic[T]):
 
 @torch.no_grad()
 def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = None) -> Validation:
-    """Validate a model on about `tokens` tokens, by default the scale's; they are equal for every model and seed."""
+    """Return loss and head entropies on about `tokens` validation tokens (None: the scale's), equal for all models."""
     device = model.embed.weight.device
     targets_of = held_out_targets(corpus, scale.seq_len, tokens or scale.validation_tokens)
     losses: list[NDArray[np.float64]] = []
@@ -97,7 +97,7 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = 
 
 @torch.no_grad()
 def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale, tokens: int = COMPARED) -> Agreement:
-    """Compare a model and its parent, on one device, on about `tokens` validation tokens, or the scale's if fewer."""
+    """Compare a model with its parent, on one device, on about min(tokens, scale.validation_tokens) held-out tokens."""
     device, sums, count = model.embed.weight.device, np.zeros(2), 0
     for inputs, _ in validation_batches(corpus, scale, min(tokens, scale.validation_tokens)):
         ours, theirs = (
@@ -117,7 +117,7 @@ def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]
 
 
 def check(candidate: Candidate, corpus: Corpus) -> None:
-    """Raise UserError if the corpus lacks sequences of the recipe's length, or its vocabulary exceeds the model's."""
+    """Raise UserError if the corpus has no sequences of the recipe's length, or a larger vocabulary than the model."""
     scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
     require_chunks(corpus, scale.seq_len)
     if corpus.vocab_size > vocab_size:

@@ -37,9 +37,8 @@ class Checkpoint:
     """The state of a trial between two steps.
 
     identity: candidate, corpus and seed, which must be equal on resuming. progress: a `TrainingProgress` as JSON data.
-        weights: as from `stored_weights`. optimizer: states of the optimizers and other trained values; None if the
-        training has ended, so that it cannot be resumed. device: the kind of device that trained it (`kind_of`); None
-        in old checkpoints, which did not record it.
+        weights: result of `stored_weights`. optimizer: states of the optimizers and other trained values; None if the
+        training has ended. device: kind of the device that wrote the checkpoint (`kind_of`); None if not recorded.
     """
 
     step: int
@@ -54,8 +53,9 @@ class Checkpoint:
 class TrainingProgress:
     """Progress of a run, as plain data that checkpoints store beside tensors.
 
-    initial_loss, losses: training losses in nats per token for the divergence rule, namely the loss of the first step
-        or, if larger, that of unigram frequencies (given weights start low), and the losses of the last steps.
+    step, seconds: steps taken, and their wall time in all processes. initial_loss: training loss of the first step or,
+        if larger (as with given weights), the corpus's unigram loss, nats per token; None before the first step.
+        losses: training losses of the last `divergence.WINDOW` steps. rungs: records so far.
     """
 
     step: int = 0
@@ -106,9 +106,9 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Checkpoint | None:
-    """Return the newest whole checkpoint, or None if there is none; damaged ones are skipped with a warning.
+    """Return the newest undamaged checkpoint, or None without one; damaged ones are skipped with a warning.
 
-    Raises UserError if it belongs to another candidate, corpus or seed than `identity`; None accepts any.
+    identity: None for any. Raises UserError if the checkpoint's candidate, corpus or seed differs from `identity`.
     """
     for folder in _by_age(trial):
         try:

@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 Device = Literal["cpu", "cuda"]
 UNCHANGED = RecipeChanges()
-BACKENDS = {"cuda": "inductor"}  # by type of device; others are not compiled for
-MOST_KINDS = 1 << 10  # of layers, with shapes and precisions, in one process; torch's limit of 8 is for functions
+BACKENDS = {"cuda": "inductor"}  # of torch.compile, by type of device; for other types nothing is compiled
+MOST_KINDS = 1 << 10  # compiled variants (kind of layer, shapes, precision) in a process; torch's default is 8
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,10 +36,10 @@ def usual_device() -> Device:
 
 
 def on_device(changes: RecipeChanges, device: str, scale: ScaleName) -> RecipeChanges:
-    """Return the requested changes with the precision of a new training, which is kept when resumed on other devices.
+    """Return the user's changes with the precision of a new training; a resumed training keeps its precision.
 
-    By default, products are in bfloat16 (weights, sums and loss in float32) on a GPU and, at scales of real models, on
-    a CPU with units for bfloat16. On other CPUs the precision stays None. A GPU without such units trains in float32
+    By default, products are in bfloat16 (weights, sums and loss in float32) on a GPU and, except at SMALL_SCALES, on a
+    CPU with units for bfloat16; else, on a CPU, the precision stays None. A GPU without such units trains in float32
     even if bfloat16 was requested. The log says if bfloat16 is chosen on a CPU, or does not suit the device.
     """
     if changes.precision not in (None, "bfloat16"):
@@ -61,14 +61,14 @@ def on_device(changes: RecipeChanges, device: str, scale: ScaleName) -> RecipeCh
 
 
 def lowered(candidate: Candidate, device: str, changes: RecipeChanges = UNCHANGED) -> Candidate:
-    """Return a candidate with the precision of `on_device`. changes: those requested; only their precision counts."""
+    """Return a candidate with the precision of `on_device`. changes: the user's; only their precision is used."""
     precision = on_device(changes, device, candidate.recipe.scale.name).precision
     recipe = candidate.recipe if precision is None else replace(candidate.recipe, precision=precision)
     return replace(candidate, recipe=recipe)
 
 
 def kind_of(device: str, precision: Precision) -> str:
-    """Return the kind of a device. Numbers of trainings on different kinds differ by more than float32's rounding."""
+    """Return a device's type, or `cpu with bfloat16 units`. Between kinds, results differ by more than fp32 rounding."""
     kind = torch.device(device).type
     return f"{kind} with bfloat16 units" if kind == "cpu" and precision == "bfloat16" and has_bf16_units() else kind
 
@@ -79,7 +79,10 @@ def layer_function(recipe: Recipe, device: str) -> LayerFunction:
 
 
 def compiled(function: F, recipe: Recipe, device: str, eager: F | None = None) -> F:
-    """Return compiled code of a function if the recipe and device allow it, else `eager` or, if None, the function."""
+    """Return compiled code of a function if the recipe and device allow it, else `eager` (None: the function itself).
+
+    If the code cannot be compiled when it is called, a warning is logged and `eager` is called from then on.
+    """
     backend, plain = BACKENDS.get(torch.device(device).type), eager or function
     if recipe.compile == "off" or backend is None:
         return plain

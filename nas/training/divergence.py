@@ -1,8 +1,8 @@
 """When a run counts as diverged, and where in the model; docs/training.md has both rules.
 
-A run diverges if a loss or gradient is not finite, or if each of its last `WINDOW` losses exceeds its initial one: the
-model is then worse than untrained, not because of a spike or one batch. The second rule counts losses after warm-up or,
-with a distillation schedule, which may remove parts at once, in the second half of the steps.
+A run diverges if a loss or gradient is not finite, or if each of its last `WINDOW` losses exceeds the initial loss:
+then the model is worse than untrained, and not because of a single batch. The second rule counts losses after warm-up
+or, with a distillation schedule, which may remove parts at once, in the second half of the steps.
 
 On a GPU the host does not wait for the numbers of most steps, but judges them some steps later (`Readings`).
 """
@@ -21,12 +21,12 @@ from nas.model.norms import freezing_steps, frozen_norms
 from nas.recipe.recipe import Recipe
 
 MAX_LOSS = math.log(sys.float_info.max)  # nats; the perplexity of a larger loss overflows a float
-WINDOW = 10  # steps: a model that learns nothing exceeds by chance once in a thousand
-LAG = {"cpu": 0, "cuda": 4}  # steps that may be begun before the numbers of a step are read
+WINDOW = 10  # steps; if a model learns nothing, all their losses exceed the first by chance once in a thousand
+LAG = {"cpu": 0, "cuda": 4}  # steps that may be taken before the host reads the numbers of a step
 
 
 def above_start(losses: Sequence[float], initial: float) -> bool:
-    """Whether each of the last `WINDOW` training losses is above the initial one."""
+    """Whether there are `WINDOW` training losses and each of the last `WINDOW` is above the initial loss."""
     return len(losses) >= WINDOW and min(losses[-WINDOW:]) > initial
 
 
@@ -35,7 +35,7 @@ def nonfinite_step(
 ) -> tuple[str, str] | None:
     """Return why a step is not finite (a format string with `step` and `layer`) and the layer; None if all is finite.
 
-    objective: with the gradients of the step. batches: the step's tokens, each batch x T.
+    objective: the `Objective`, with the gradients of the step. batches: the step's tokens, each batch x T.
     """
     model = objective.get_submodule("model")
     if not math.isfinite(loss):
@@ -77,14 +77,14 @@ def steepest_module(model: nn.Module) -> str:
 
 
 class Readings:
-    """A queue of the numbers of steps that the host has not read yet.
+    """A queue of the numbers (loss, penalty, gradient norm) of steps that the host has not read yet.
 
     Without a lag, the numbers of a step are read before weights change. With a lag, the device applies the rules of
     `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks a rule and stays 1, and
     optimizers with `halted` as `found_inf` change nothing. The host finds out when it reads that step.
 
-    lag: number of steps that `take` leaves unread. losses, initial_loss: those of earlier steps, as in
-        `TrainingProgress`. least_initial: lower bound of the initial loss, nats per token.
+    lag: number of steps that `take` leaves unread. losses, initial_loss: of earlier steps, as in `TrainingProgress`.
+        least_initial: lower bound of the initial loss, nats per token.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Readings:
         return len(self._queue)
 
     def begin(self, *, settled: bool) -> None:
-        """Set whether a loss above the start counts as divergence in the next step."""
+        """Prepare the next step. settled: whether training losses above the initial loss are divergence from it on."""
         self._settled.fill_(settled)
 
     def judged(self, values: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Readings:
         return torch.cat((values, self.halted.to(values.dtype)[None]))
 
     def send(self, values: Tensor) -> None:
-        """Send the result of `judged` to the host."""
+        """Queue a result of `judged`; from a GPU, it is copied to the host without waiting."""
         event = None
         if values.is_cuda:
             values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
@@ -141,7 +141,7 @@ class Readings:
 
 
 def turning_points(recipe: Recipe, model: Decoder) -> set[int]:
-    """Return the steps that are judged at once: those before validations and before changes of norms, gates or FFNs."""
+    """Return the steps to judge without lag: before a validation, a norm's freezing, gates of 0, or `keep_foldable`."""
     num_steps = recipe.scale.num_steps
     points = {*recipe.scale.rung_steps, *freezing_steps(list(frozen_norms(model)), recipe.freezing, num_steps).values()}
     if recipe.distillation is not None:

@@ -21,10 +21,11 @@ TOKENIZER_FOLDER = "tokenizer"
 class TrainingManifest:
     """The candidate and data of a training.
 
-    corpus: fingerprint of the data. tokenizer, split: names of those used for perplexities. created: time in UTC, ISO
-        8601. versions: versions of packages by name. command: arguments of `python -m nas.train`. ngrams: n-gram
-        baselines on the same tokens. begin_of_text: the token that begins each sequence; None for no such token.
-        source: `digest_of` the initial weights; None if random. read: what was read and left out of folders of text.
+    corpus: fingerprint of the data. tokenizer, split: names of the tokenizer and the split of perplexities. created:
+        time in UTC, ISO 8601. versions: versions of packages by name. command: arguments of `python -m nas.train`.
+        ngrams: n-gram baselines on the same tokens, or None. begin_of_text: the token that begins each sequence, or
+        None. source: digest of the initial weights (`digest_of`); None if they are random. read: what was read of
+        folders of text, and what was left out.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -48,18 +49,18 @@ def is_training(folder: Path) -> bool:
 
 
 def training_tokenizer(folder: Path, corpus: str) -> Path:
-    """Return a training's tokenizer folder: inside `folder` if it exists there, else that of the corpus fingerprint."""
+    """Return the folder of a training's tokenizer: in `folder`, or else in the cache. corpus: fingerprint."""
     own = folder / TOKENIZER_FOLDER
     return own if (own / TOKENIZER_FILE).is_file() else tokenizer_folder(corpus)
 
 
 def write_training(folder: Path, training: TrainingManifest) -> None:
-    """Write the manifest of a training. Raises OSError."""
+    """Write the manifest of a training into its folder. Raises OSError."""
     data = asdict(training) | {"candidate": canonical_candidate(training.candidate)}
     replace_file(folder / TRAINING_FILE, dump(data))
 
 
 def read_training(folder: Path) -> TrainingManifest:
-    """Read a training's manifest. Raises UserError, naming the file, if missing, damaged or of another version."""
+    """Return a folder's manifest. Raises UserError if the file is missing, damaged or of another schema version."""
     path = folder / TRAINING_FILE
     return load_file(TrainingManifest, path)

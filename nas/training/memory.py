@@ -24,7 +24,7 @@ MOMENTS = {"AdamW": 2, "Muon": 1}  # numbers that an optimizer stores per parame
 CONTEXT_BYTES = 600 * 10**6  # of CUDA and its libraries, per process: a usual figure, not measured here
 # Bytes of a logit in compiled losses: itself in single precision, and its gradient in the precision of products.
 LOGIT_BYTES = {"float32": 8, "tf32": 8, "bfloat16": 6}
-PARENT_LOGIT_BYTES = 4  # of the teacher's
+PARENT_LOGIT_BYTES = 4  # of a logit of the teacher
 
 
 class TooLargeError(StoppedError):
@@ -35,10 +35,11 @@ class TooLargeError(StoppedError):
 class Memory:
     """The largest tensors of a training, in bytes, without overhead of the allocator, products or saving a checkpoint.
 
-    parent: parameters of the teacher, 0 without one; on a CPU in bfloat16, with their rounded copies. moments: states
-        of the optimizers. activations: tensors saved for the gradients of a micro-batch, including the gradient of the
-        projection to the vocabulary and copies of weights in bfloat16. logits: the largest chunk of logits on a GPU; 0
-        on a CPU, where chunks are small. context: memory of the CUDA context; 0 on a CPU.
+    parent: parameters of the teacher, counted as many as the model's; on a CPU in bfloat16, with their rounded copies;
+        0 without a teacher. moments: states of the optimizers. activations: tensors saved for the gradients of
+        a micro-batch, including the gradient of the projection to the vocabulary and copies of weights in bfloat16.
+        logits: the largest chunk of logits on a GPU; 0 on a CPU, where chunks are small. context: memory of the CUDA
+        context; 0 on a CPU.
     """
 
     parameters: int
@@ -62,7 +63,7 @@ class Memory:
 
 
 def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
-    """Estimate the memory of one training, without attention entropies. On CUDA, compiled layers store less."""
+    """Return the estimated memory of one training without attention entropies; on CUDA, as compiled layers store it."""
     scale, is_cuda = candidate.recipe.scale, torch.device(device).type == "cuda"
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mismatch dtype", UserWarning)  # of torch, on norms in bfloat16
@@ -120,7 +121,7 @@ def require_memory(memory: Memory, available: int | None, num_trials: int = 1) -
 
 
 def available_bytes(device: str) -> int | None:
-    """Return the free memory of a GPU, or of this machine, in bytes; None if the system does not say."""
+    """Return the free memory in bytes: of the GPU `device`, or of this machine; None if the system does not say."""
     return int(torch.cuda.mem_get_info(device)[0]) if torch.device(device).type == "cuda" else free_bytes()
 
 

@@ -1,4 +1,4 @@
-"""The training curve of a trial on disk: a row per step, also for TensorBoard, and a JSON object per diagnosed step.
+"""Files of a trial's training curve: a CSV row per step, also for TensorBoard, and a JSON object per diagnosed step.
 
 A resumed trial first drops rows after its checkpoint, so that all columns but `seconds` equal those of an uninterrupted
 run. A diagnosis costs one more forward pass of a micro-batch, and does not change the training.
@@ -31,15 +31,15 @@ SCALARS = (".alpha", ".beta", ".slope", ".identity", ".softmax", ".uniform")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """The state of a model before the update of `step`, on its first micro-batch. None stands for non-finite numbers.
+    """The state of a model before the update of `step`, on the step's first micro-batch; non-finite numbers are None.
 
     Attributes:
         head_entropies: mean attention entropy over rows and sequences, in nats, by layer and head.
         quarter_shares, flags: as in `EntropySummary`; None and empty if an entropy is not finite.
         num_nan: number of attention rows whose entropy is NaN, by layer.
         gradient_norms: norm of the gradient before clipping, by layer or other part of the model.
-        thresholds: thresholds of the entropy regulariser, by layer and head, as shares of E_max; None without it.
-        temperatures: by layer, geometric mean over positions for every head; empty without them.
+        thresholds: thresholds of the entropy regulariser, by layer and head, as shares of E_max; None without one.
+        temperatures: layer, such as `layers.0`, -> geometric mean over positions of each head's learned temperatures.
         scalars: learned scalars by name, one number each or one per head.
     """
 
@@ -55,13 +55,13 @@ class Diagnosis:
 
 
 def is_due(step: int, scale: Scale) -> bool:
-    """Whether step 1, 2, ... of a run is diagnosed: NUM_DIAGNOSES evenly spaced steps are, the last one among them."""
+    """Whether `step`, from 1, is one of the NUM_DIAGNOSES evenly spaced steps to diagnose, the last step among them."""
     return step * NUM_DIAGNOSES // scale.num_steps > (step - 1) * NUM_DIAGNOSES // scale.num_steps
 
 
 @torch.no_grad()
 def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
-    """Return a diagnosis of the model on inputs (tokens, batch x T) and of its present gradients."""
+    """Return a diagnosis of the model on `inputs` (tokens, batch x T) and of its present gradients, for `step`."""
     model, penalty = objective.model, objective.penalty
     _, entropies = model.features(inputs, with_entropies=True)  # without logits, which would be the largest tensor
     assert entropies is not None
@@ -103,9 +103,10 @@ def _finite(number: float) -> float | None:
 class StepMetrics:
     """One optimizer step; losses are in nats per token.
 
-    tokens: training tokens so far. train_loss: before the step. penalty: of the entropy regulariser, without its
-        weight, nats^2. gradient_norm: before clipping. seconds: since the trial began, in all its processes.
-        val_loss: after the step, only at rungs.
+    tokens: training tokens so far. train_loss: cross-entropy of the batch before the update. penalty: value of the
+        entropy regulariser, not multiplied by its weight, nats^2. gradient_norm: norm of the whole gradient before
+        clipping. seconds: wall time of the trial so far, summed over its processes. val_loss: validation loss after
+        the update; None at a step without validation.
     """
 
     step: int
@@ -122,9 +123,9 @@ COLUMNS = tuple(field.name for field in fields(StepMetrics))
 
 
 class MetricsLog:
-    """Appends steps and diagnoses to files; `flush` writes them to disk. Raises OSError, e.g. if the disk is full.
+    """Appends metrics and diagnoses to files, which `flush` writes to disk. Raises OSError, e.g. if the disk is full.
 
-    last_step: last step of earlier processes to keep; rows after it are removed.
+    last_step: step of the checkpoint from which the trial is resumed, or 0; rows of later steps are removed.
     """
 
     def __init__(self, folder: Path, *, last_step: int) -> None:

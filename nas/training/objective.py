@@ -1,7 +1,7 @@
 """The loss of a recipe: cross-entropy, distillation from a parent, and the entropy penalty.
 
 Hidden states after each layer carry much more information per token than predictions (docs/research-log.md has the
-measurements behind their weights). Attention entropy also shows collapsed and overloaded heads (`summarise`).
+measurements behind the weights of both). Attention entropy also shows collapsed and overloaded heads (`summarise`).
 """
 
 import math
@@ -24,11 +24,11 @@ from nas.training.distillation.teacher import Lesson
 from nas.training.outcome import EntropySummary
 from search_spaces.architecture import num_heads
 
-COLLAPSE_SHARE = 0.02  # of ln T: a head below it attends to one token. Only recorded, since it can be useful
+COLLAPSE_SHARE = 0.02  # of ln T: a head below it attends to one token, which can be useful, so it is only recorded
 
 
 class Losses(NamedTuple):
-    """Scalar losses of a batch, not multiplied by their weights. The error of hidden states is not among them.
+    """Scalar losses of a batch, not multiplied by their weights, and without the error of hidden states.
 
     cross_entropy: mean over tokens, nats. penalty: of `EntropyPenalty`, nats^2; 0 if unused. distillation: KL(parent ||
         model), mean over tokens, nats; 0 if unused. From `forward`, the penalty has gradients; others may not.
@@ -66,7 +66,7 @@ class Objective(nn.Module):
         self.hidden_state_weight = 0.0 if distillation is None else distillation.hidden_state_weight
 
     def forward(self, inputs: Tensor, targets: Tensor, lesson: Lesson | None = None) -> tuple[Tensor, Losses]:
-        """Return the loss to be differentiated, without the penalty, and all losses.
+        """Return the weighted sum of the losses except the penalty, to be differentiated, and the unweighted losses.
 
         inputs, targets: batch x T, int64. lesson: the parent's lesson for these inputs, needed for distillation.
         """
@@ -100,9 +100,9 @@ class Objective(nn.Module):
         penalty_weight: float | Tensor,
         lessons: Iterable[Lesson] | None = None,
     ) -> Losses:
-        """Add the gradients of a batch to the parameters, one of `num_parts` equal parts at a time; return its losses.
+        """Add a batch's gradients to those of the parameters, in `num_parts` equal parts; return the batch's losses.
 
-        penalty_weight: weight of the penalty in the gradients. lessons: as in `forward`, one per part.
+        penalty_weight: weight of the penalty in the gradients. lessons: one per part, as in `forward`.
         """
         adds_up = self.penalty is not None and self.penalty.settings.form == "published-code"
         penalty_share = 1.0 if adds_up else 1 / num_parts

@@ -11,8 +11,8 @@ from torch.autograd.graph import increment_version
 
 from nas.recipe.recipe import Recipe
 
-UNDECAYED = ("thresholds", "log_weight")  # have two dimensions, but are no weights of a linear
-MOMENTUM = 0.95  # of `Muon`, in both of its sources
+UNDECAYED = ("thresholds", "log_weight")  # ends of names: have two dimensions, but are not weights of a linear
+MOMENTUM = 0.95  # of `Muon`, in both sources that its docstring names
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al.: singular values end between about 0.7 and 1.2
 NEWTON_SCHULZ_STEPS = 5
 ADAMW_RMS = 0.2  # arXiv 2502.16982: root mean square of an entry of AdamW's step, in learning rates
@@ -21,8 +21,8 @@ ADAMW_RMS = 0.2  # arXiv 2502.16982: root mean square of an entry of AdamW's ste
 def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
     """Return AdamW for all parameters that require gradients or, with optimizer `muon`, AdamW and Muon in this order.
 
-    Muon then trains the weights of the layers' linears, and AdamW the rest; without such linears there is no Muon. The
-    learning rate is the peak, as a tensor on a GPU. Which parameters have weight decay: see `decays`.
+    With `muon`, Muon trains the weights of the layers' linears, and AdamW the rest; without such linears there is no
+    Muon. The learning rate is the recipe's peak, on a GPU as a tensor. Weight decay: see `decays`.
 
     Source: training code of arXiv 2410.13060, which has no weight decay for biases, norms or gains.
     """
@@ -74,7 +74,7 @@ def _rate(recipe: Recipe, is_cuda: bool) -> float | Tensor:
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Return the rate of step 0, 1, ...: linear warm-up to the peak, then the recipe's decay to `final_rate_share`."""
+    """Return the learning rate of `step`, from 0: linear warm-up, then decay to `final_rate_share` x peak."""
     scale = recipe.scale
     if step < scale.warmup_steps:
         return scale.learning_rate * (step + 1) / scale.warmup_steps
@@ -96,7 +96,7 @@ def state_tensors(module: nn.Module, moving: Sequence[torch.optim.Optimizer]) ->
 def load_state_tensors(
     module: nn.Module, moving: Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Restore the result of `state_tensors`. Tensors are copied, since those of a file may lack torch's alignment."""
+    """Set the state to a result of `state_tensors`. Tensors are copied, since a file's may lack torch's alignment."""
     named = dict(module.named_parameters())
     owners = {
         parameter: optimizer
@@ -167,7 +167,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """Approximate the nearest matrices with orthonormal rows. matrices: n x short x long, with short <= long.
+    """Return nearly the closest matrices with orthonormal rows. matrices: n x short x long, with short <= long.
 
     Iterates X <- (a + b XX' + c (XX')^2) X of NEWTON_SCHULZ. XX' and the factors commute, so the iteration is done on
     the short x short matrices XX', and X is multiplied once by the product of all factors.

@@ -1,4 +1,4 @@
-"""Reports of training as plain data without torch: a record at every rung (a validation) and an outcome at the end."""
+"""Reports of training, as data without torch: a record at every rung (validation), and an outcome at the end."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -8,7 +8,7 @@ from search_spaces.architecture import Architecture
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntropySummary:
-    """Attention entropy on the validation split.
+    """Attention entropies of a model; in records and outcomes, on the validation split.
 
     head_means: mean entropy over query rows and sequences, nats, by layer and head. num_collapsed: number of heads with
         a mean below 0.02 ln(seq_len). quarter_shares: share of heads in each quarter of the range from 0 to the largest
@@ -21,7 +21,7 @@ class EntropySummary:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Return names of conditions that do not stop the training.
+        """The names of the conditions that hold. They are recorded, and do not stop the training.
 
         `entropy-collapse`: at least one head has collapsed. `entropic-overload`: more than a quarter of the heads are
         in the highest quarter of the range, where an even spread would put a quarter of them.
@@ -66,7 +66,7 @@ class Agreement(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RungRecord:
-    """A validation during training, after `share` of the tokens of a final training. rung: its index, from 0.
+    """A validation during training, after `share` of the steps of a final training. rung: index, from 0.
 
     val_loss: nats per token; perplexity = exp(val_loss). seconds: wall time of the trial so far, in all its processes.
     documents: weight in the loss, and nats per token, of each validation document; empty before the last rung.
@@ -85,7 +85,7 @@ class RungRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The end of a training that was not stopped early. Only a `completed` one has loss, entropy and documents.
+    """The end of a training that was not stopped early. If diverged, it has no loss, perplexity, entropy and documents.
 
     reason, layer: why and where step `steps` diverged, e.g. `non-finite gradient at step 312, first in
         layers.3.attention.qkv`; None if completed.

@@ -16,17 +16,17 @@ from nas.training.objective import Losses, Objective
 from nas.training.optimizer import optimizers
 
 MOST_CAPTURED = {"cuda": 1 << 16}  # tokens of a step by type of device; larger ones keep a GPU busy without a graph
-CLIP_EPSILON = 1e-6  # torch adds it to the norm
+CLIP_EPSILON = 1e-6  # torch adds it to the norm when it clips gradients
 WARM_UP = 3  # steps before the capture, in which code is compiled and optimizers make their state
 
 logger = logging.getLogger(__name__)
 
 
 class OptimizerStep:
-    """An optimizer step that reads no number back, so that it can be captured as a graph on a GPU.
+    """An optimizer step that sends no number to the host, so that it can be captured as a graph on a GPU.
 
     lessons: maps a batch and its number of parts to the parent's lesson for each part, or to None without a parent.
-    readings: judges each step's numbers before they are sent to the host; must be set before the first step.
+    readings: its `judged` checks the numbers of each step on the device; must be set before the first step.
     """
 
     readings: Readings
@@ -45,7 +45,7 @@ class OptimizerStep:
         self._penalty_weight = torch.zeros((), device=device)
 
     def begin(self, *, rate: float, penalty_weight: float, settled: bool) -> None:
-        """Set the next step's rate and penalty weight. settled: whether losses above the initial one are divergence."""
+        """Set the next step's learning rate and weight of the entropy penalty. settled: as in `Readings.begin`."""
         for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -57,8 +57,8 @@ class OptimizerStep:
     def differentiate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the gradients; return the result of `Readings.judged`, and the norm of the whole gradient.
 
-        The gradients are averages over micro-batches. If the memory of a GPU runs out, the micro-batch is halved once.
-        Raises torch.OutOfMemoryError the second time, or if the micro-batch cannot be halved.
+        inputs, targets: batch x T. The gradients are averages over micro-batches. If the memory of a GPU runs out, the
+        micro-batch is halved once. Raises torch.OutOfMemoryError the second time, or if it cannot be halved.
         """
 
         def backward() -> Losses:
@@ -97,19 +97,19 @@ class OptimizerStep:
             optimizer.step()
 
     def clear(self) -> None:
-        """Drop the gradients; optimizers do not change a weight without one, such as that of a removed part."""
+        """Drop the gradients. Optimizers do not change a weight without gradient, such as that of a removed part."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def take(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Take the whole step; return the result of `Readings.judged`."""
+        """Call `differentiate`, `move` and `clear`; return the result of `Readings.judged`."""
         values, norm = self.differentiate(inputs, targets)
         self.move(norm)
         self.clear()
         return values
 
     def undo(self) -> None:
-        """Drop the gradients and norm statistics of a step that was only partly taken; change no weights."""
+        """Drop the gradients of a step that was only partly taken, and the deviations that its norms have seen."""
         self.clear()
         forget_seen(self.objective.model)
 
@@ -117,9 +117,9 @@ class OptimizerStep:
 class StepGraph:
     """Launches the work of a step as a CUDA graph after `WARM_UP` steps.
 
-    The work must not read a number back, and whatever changes between steps must stay in the same tensors. The graph
-    holds its memory until it is dropped. There is no graph (`is_wanted`) for a step of more than MOST_CAPTURED tokens,
-    on a CPU, or if the recipe's `compile` is off.
+    The work must not wait for numbers of the GPU, and whatever changes between steps must stay in the same tensors. The
+    graph holds its memory until it is dropped. There is no graph (`is_wanted` is False) for a step of more than
+    MOST_CAPTURED tokens, on a CPU, or if the recipe's `compile` is off.
 
     work: takes a step on inputs and targets, both batch x T, and returns its numbers.
     undo: clears what a failed capture leaves.
@@ -134,18 +134,18 @@ class StepGraph:
         self.drop()
 
     def drop(self, *, for_good: bool = False) -> None:
-        """Drop the graph, as the work has changed; unless `for_good`, it is captured again after `WARM_UP` steps."""
+        """Drop the graph; call this if the work changes. Unless `for_good`, another follows after `WARM_UP` steps."""
         self.is_wanted = self.is_wanted and not for_good
         self._num_taken, self._num_bytes = 0, 0
         self._replay: Callable[..., Tensor] | None = None
 
     def make_room(self) -> None:
-        """Drop the graph if less memory is free than it holds, so that a step without it fits."""
+        """Drop the graph if less memory is free than the graph holds, so that a step without it fits."""
         if self._replay and (available_bytes(self._device) or 0) < self._num_bytes:
             self.drop()
 
     def take(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Take a step by the graph and return its numbers; return None if no graph is captured, and take no step."""
+        """Take a step with the graph, captured first if due, and return its numbers; without a graph, return None."""
         if self._replay is None and self.is_wanted:
             self._num_taken += 1
             if self._num_taken > WARM_UP:

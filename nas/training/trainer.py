@@ -1,6 +1,7 @@
 """Training of one candidate: a generator of rung records that ends with an outcome. Independent of studies and Ray.
 
-On the CPU with one thread, the numbers depend only on candidate, corpus and seed, even after a kill and a resumption.
+On the CPU with one thread, results depend only on candidate, corpus, seed, initial weights and teacher, even if the
+training is killed and resumed.
 """
 
 import logging
@@ -36,8 +37,8 @@ from nas.training.step_graph import OptimizerStep, StepGraph
 
 _log = logging.getLogger(__name__)
 
-CHECKPOINT_INTERVAL_S = 30.0  # most work that is lost in a kill,
-CHECKPOINT_SHARE = 0.03  # unless checkpoints would take more than this share of the time
+CHECKPOINT_INTERVAL_S = 30.0  # between checkpoints, and so the most work that a kill loses,
+CHECKPOINT_SHARE = 0.03  # or longer, so that checkpoints take at most this share of the time
 
 
 def train(
@@ -51,14 +52,15 @@ def train(
     teacher: Teacher | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Generator[RungRecord | Outcome, None, None]:
-    """Train to the end; yield a record at every rung, then the outcome. Close the generator to stop early.
+    """Train to the end; yield a record at every rung (validation), then the outcome. Close the generator to stop early.
 
     Args:
-        folder: for metrics, TensorBoard log and checkpoints; None to write nothing. A run in it is resumed; its earlier
-            rungs, and its outcome if it has ended, are yielded again first.
-        initial: deployed weights of `candidate.initial_architecture` to start from; missing ones are random.
-        teacher: the parent, needed if a distillation schedule gives its predictions or hidden states a weight.
-        stop: called after every step; if it returns True, the run is saved (if there is a folder) and not continued.
+        folder: for metrics, TensorBoard log and checkpoints; None to write nothing. A run in the folder is resumed; the
+            run's earlier records, and its outcome if it has ended, are yielded again first.
+        initial: deployed weights of `candidate.initial_architecture` to start from; missing weights are random.
+        teacher: the parent, needed if a distillation schedule gives the parent's predictions or hidden states a weight.
+        stop: called after every step. If it returns True, the run is saved (if there is a folder) and the generator
+            ends, without an outcome unless this was the last step.
 
     Raises UserError if corpus and recipe do not fit or the folder has another run; OSError if the folder cannot be
     written; TooLargeError if memory is too small.
@@ -67,6 +69,7 @@ def train(
         run = TrainingRun(
             candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {}, teacher=teacher
         )
+        del initial  # these weights were copied into the model
         yield from run.progress.rungs
         log = MetricsLog(folder, last_step=run.progress.step) if folder and not run.progress.outcome else None
         saved_s, interval_s = run.progress.seconds, CHECKPOINT_INTERVAL_S
@@ -102,7 +105,11 @@ def train(
 
 
 class TrainingRun:
-    """The state of a training run. folder: None to write nothing."""
+    """A training run, step by step. Arguments are as for `train`, which calls the methods.
+
+    A step is judged when the host has read its loss and gradient norm and checks them for divergence. On a GPU this is
+    up to `divergence.LAG` steps later.
+    """
 
     def __init__(
         self,
@@ -144,9 +151,9 @@ class TrainingRun:
         self._since_s = time.perf_counter()
 
     def step(self) -> list[StepMetrics]:
-        """Take one optimizer step; return the metrics of the steps that were judged meanwhile (on a CPU, this step).
+        """Take one optimizer step; return the metrics of the steps judged during the call: on a CPU, of this step.
 
-        No weight changes from a diverged step on; the outcome is set when that step is judged.
+        A diverged step and those after it change no weight; the outcome is set when the diverged step is judged.
         """
         step, (inputs, targets) = self.begun + 1, self.batch()
         is_judged_now = step in self._turning_points or is_due(step, self.scale)
@@ -174,10 +181,10 @@ class TrainingRun:
         return judged
 
     def settle(self, inputs: Tensor | None = None, *, everything: bool = True) -> list[StepMetrics]:
-        """Judge all queued steps or, without `everything`, all but the newest `lag`; return their metrics.
+        """Judge all queued steps or, without `everything`, all but the newest (`Readings.lag`); return their metrics.
 
-        inputs: batch of the last step if its gradients still exist, else None. A diverged step that is found later is
-        repeated and judged at once, since no weight has changed after it.
+        inputs: batch of the last step if its gradients still exist, else None. A diverged step whose gradients are gone
+        is repeated without lag, which gives the same numbers, since no weight has changed.
         """
         judged: list[StepMetrics] = []
         for loss, penalty, norm, halted in self._step.readings.take(everything=everything):
@@ -192,7 +199,7 @@ class TrainingRun:
         return judged
 
     def judge(self, inputs: Tensor | None, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
-        """Count a step and return its metrics; set the outcome if it diverged. inputs: as in `settle`."""
+        """Judge the next step by its numbers: count it, set the outcome if it diverged, and return its metrics."""
         rate = learning_rate(self.recipe, self.progress.step)
         losses, initial_loss = self.progress.losses, self.progress.initial_loss
         if math.isfinite(loss):
@@ -222,7 +229,10 @@ class TrainingRun:
         )
 
     def validate_if_due(self) -> RungRecord | None:
-        """Validate if a rung ends here; return its record or None. The last rung, or a divergence, sets the outcome."""
+        """Validate and return the record if a rung ends at this step; else return None.
+
+        The outcome is set after the last rung, and by a divergence, for which None is returned.
+        """
         scale, steps = self.scale, self.scale.rung_steps
         if self.progress.outcome or self.begun not in steps:
             return None
@@ -258,7 +268,7 @@ class TrainingRun:
         return record
 
     def save(self) -> None:
-        """Write a checkpoint into the run's folder, the last one if there is an outcome. Raises OSError."""
+        """Write a checkpoint into the run's folder; with an outcome, it has only weights. Raises OSError."""
         assert self.folder is not None
         weights = {name: value.cpu() for name, value in stored_weights(self.objective.model).items()}
         state = self.objective.state_dict()
@@ -304,7 +314,7 @@ class TrainingRun:
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
     def lessons(self, inputs: Tensor, num_parts: int) -> Iterator[Lesson] | None:
-        """Return the parent's lessons for each part of the next step's batch; None without a teacher."""
+        """Return the parent's lesson for each of `num_parts` parts of the next step's batch; None without a teacher."""
         if self.teacher is None:
             return None
         scale, step = self.scale, self.begun

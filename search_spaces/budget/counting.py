@@ -2,8 +2,9 @@
 
 A cost is a tuple of non-negative integers, one per measure, in units that the caller chooses. Paths are cut at the
 middle boundary. Up to the cut, a table per level has the distinct costs of the partial paths from the source to each
-boundary, and how many of them have each cost; from the cut on, it has those of the partial paths to the sink. A path is
-within the limit if the sum of its halves is. Whole paths have far more distinct costs than halves: tables stay small.
+boundary, and how many of these paths have each cost; from the cut on, a table has the same for the partial paths to the
+sink. A path is within the limit if the sum of its halves is. Tables are small, because halves have far fewer distinct
+costs than whole paths.
 """
 
 import math
@@ -28,17 +29,17 @@ Ints: TypeAlias = NDArray[np.int64]
 Index: TypeAlias = NDArray[np.intp]
 Counts: TypeAlias = NDArray[Any]  # of 64-bit or, where those would not do, Python integers
 
-EXACT_ADDITIONS = 2 * 10**8  # most additions of counts in a direction: several seconds; GPT-2 small needs 1.5e8
-ROUNDED_ADDITIONS = 10**8  # the same if costs are rounded, where digits are more and tables are tried repeatedly
-MAX_STEPS = 12 * 10**9  # most steps to put halves of paths together in several measures: some ten seconds
-MAX_ROWS = 2**22  # most rows of a table
+EXACT_ADDITIONS = 2 * 10**8  # limit of additions of counts on a side of the cut: seconds; GPT-2 small needs 1.5e8
+ROUNDED_ADDITIONS = 10**8  # the same for rounded costs, where counts have more digits and several tables are tried
+MAX_STEPS = 12 * 10**9  # limit of steps to pair halves of paths in several measures: some ten seconds
+MAX_ROWS = 2**22  # largest number of rows of a table
 BATCH = 2**23  # sums that are sorted at once: 64 MB
-DIGIT = 40  # bits: sums of as many digits as rows or moves have 64 bits
-ODD = np.append(1, 2 * np.random.default_rng(0).integers(2**62, size=63) + 1)  # one for each measure
+DIGIT = 40  # bits of a digit of a count, so that sums of digits over all rows or moves fit in 64 bits
+ODD = np.append(1, 2 * np.random.default_rng(0).integers(2**62, size=63) + 1)  # hash factors, one per measure
 
 
 class Move(NamedTuple):
-    """Choices with the same cost between the same two boundaries, which are numbered within their levels."""
+    """Choices of equal cost between two boundaries. start, stop: index of each boundary among those of its depth."""
 
     start: int
     stop: int
@@ -47,10 +48,10 @@ class Move(NamedTuple):
 
 
 class Half(NamedTuple):
-    """The rest of half a path, which is still to be drawn: the boundary where it begins, and its possible costs.
+    """The layers of half a path that are still to be drawn: boundary where they begin, and bounds of their cost.
 
-    After the cut, the rest leads to the sink, and costs at most `left`, and more than `above` in the first measure.
-    Before the cut, the rest leads back to the source and costs exactly `left`, and `above` is None.
+    After the cut, they lead to the sink, and cost at most `left`, and more than `above` in the first measure. Before
+    the cut, they lead back to the source and cost exactly `left`, and `above` is None.
     """
 
     depth: int
@@ -61,10 +62,11 @@ class Half(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """How many partial paths from the source to each boundary of a level (or from there to the sink) have each cost.
+    """How many partial paths have each cost, for each boundary of a depth.
 
-    `costs` are rows x measures, in lexicographic order. `digits` are boundaries x digits x rows: the number of partial
-    paths with the cost of a row, in base 2^DIGIT, least digit first.
+    Before the cut, partial paths lead from the source to the boundary, and after the cut from the boundary to the sink.
+    costs: rows x measures, in lexicographic order. digits: boundaries x digits x rows: the number of partial paths with
+    the cost of a row, in base 2^DIGIT, least digit first.
     """
 
     costs: Ints
@@ -72,7 +74,7 @@ class Table:
 
     @cached_property
     def counts(self) -> list[Counts]:
-        """The number of partial paths with the cost of each row, by boundary."""
+        """For each boundary, the number of partial paths with the cost of each row."""
         powers = 2.0 ** (DIGIT * np.arange(self.digits.shape[1]))
         kinds = (np.int64 if powers @ place.sum(axis=1, dtype=np.float64) < 2**62 else object for place in self.digits)
         pairs = zip(self.digits, kinds, strict=True)
@@ -80,24 +82,24 @@ class Table:
 
     @cached_property
     def cumulative_counts(self) -> list[Counts] | None:
-        """The number of partial paths with the first i costs, by boundary; None if any other measure is above 0."""
+        """For each boundary, the number of paths in the first 0, 1, ... rows; None if measures 1, 2, ... are not 0."""
         return None if self.costs[:, 1:].any() else [np.append(0, np.cumsum(counts)) for counts in self.counts]
 
     def num_at(self, place: int, cost: Cost) -> int:
-        """Return the number of partial paths to a boundary with exactly this cost."""
+        """Return the number of partial paths of boundary `place` with exactly this cost."""
         start, stop = (self.costs[:, 0].searchsorted(cost[0], side=side) for side in ("left", "right"))
         equal = (self.costs[start:stop, 1:] == cost[1:]).all(axis=1)
         return int(self.counts[place][start:stop][equal].sum())
 
     def num_within(self, place: int, limit: Cost) -> int:
-        """Return the number of partial paths to a boundary that cost at most `limit` in every measure."""
+        """Return the number of partial paths of boundary `place` that cost at most `limit` in every measure."""
         stop = self.costs[:, 0].searchsorted(limit[0], side="right")
         if self.cumulative_counts is not None:
             return int(self.cumulative_counts[place][stop]) if min(limit[1:], default=0) >= 0 else 0
         return int(self.counts[place][:stop][(self.costs[:stop, 1:] <= limit[1:]).all(axis=1)].sum())
 
     def num_between(self, place: int, above: int, limit: Cost) -> int:
-        """Return `num_within` without paths of at most `above` in the first measure; -1 as `above` leaves none out."""
+        """Return `num_within` without paths of at most `above` in the first measure; -1 leaves no path out."""
         within = self.num_within(place, limit)
         return within - (self.num_within(place, (above, *limit[1:])) if above >= 0 else 0)
 
@@ -106,12 +108,12 @@ class Table:
 class BoundedPaths:
     """The paths within limits, made by `bounded_paths`, or by `windowed` for a range of costs in the first measure.
 
-    limit: Greatest cost in every measure. above: Bound that paths exceed in the first measure; -1 for none.
+    limit: Greatest cost in every measure. above: Exclusive lower bound of the first measure; -1 for none.
     moves: The moves of each depth.
-    tables: By depth: tables of partial paths from the source before the cut, and to the sink from the cut on.
+    tables: A table per depth: of partial paths from the source before the cut, and to the sink from the cut on.
     before: The table of partial paths from the source to the cut.
-    cut_states: Boundary at the cut, and row of `before`, of every half that begins a path within the limit.
-    cumulative_counts: Number of such paths, accumulated over `cut_states`.
+    cut_states: Pairs of a boundary at the cut and a row of `before` that begin a path within the limits: pairs x 2.
+    cumulative_counts: For each pair, the number of paths that begin with it or an earlier pair.
     """
 
     limit: Cost
@@ -128,7 +130,7 @@ class BoundedPaths:
 
     @property
     def cut(self) -> int:
-        """Depth at which paths are cut."""
+        """The depth of the boundaries at which paths are cut."""
         return len(self.moves) // 2
 
 
@@ -137,7 +139,7 @@ def bounded_paths(
 ) -> BoundedPaths | None:
     """Return the paths whose vertices cost at most `limit` in total; None if there are too many costs to tabulate.
 
-    There are too many if the tables before or after the cut need more than `max_additions` additions of counts, a table
+    There are too many if the tables on a side of the cut need more than `max_additions` additions of counts, a table
     needs more than MAX_ROWS rows, or pairing the halves of paths takes more than MAX_STEPS steps.
     """
     moves: list[list[Move]] = []
@@ -161,7 +163,7 @@ def bounded_paths(
 
 
 def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
-    """Return those of the paths that cost more than `above` and at most `most` in the first measure."""
+    """Return the paths that cost more than `above` and at most `most` (up to `paths.limit[0]`) in the first measure."""
     assert most <= paths.limit[0]
     limit = most, *paths.limit[1:]
     endings = _endings(paths, limit, above)
@@ -316,7 +318,7 @@ def draw(paths: BoundedPaths, rng: np.random.Generator) -> list[Layer]:
 
 
 def layers_of_paths(paths: BoundedPaths) -> Iterator[tuple[Layer, ...]]:
-    """Yield the layers of every path within the limits once, by boundary at the cut, then by cost of the first half."""
+    """Yield the layers of every path once, in order of the boundary at the cut, then of the cost of the first half."""
     for number in range(len(paths.cut_states)):
         before, after = _halves(paths, number)
         for beginning in _ways(paths, before):

@@ -1,10 +1,10 @@
 """The part of a search space within a budget: its size, and uniform sampling from it.
 
 Costs are compared as integers (see `priced_space`). The budget is raised by half a unit per op, the largest rounding
-error, so that no member within it is excluded. A measure without a bound is not counted.
+error, so that no member within the budget is excluded. A measure without a bound is ignored.
 
-Where a table of exact costs would be too large, costs are rounded up to steps of each budget, so that all counted
-members are within it, but members up to `tolerance` below it may be excluded.
+If a table of exact costs would be too large, costs are rounded up to multiples of a step. Then all counted members are
+within the budget, but members up to `tolerance` below it may be excluded.
 """
 
 import math
@@ -44,13 +44,13 @@ from search_spaces.lower import Workload
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_of, path_of, path_of_member, random_below
 
-MOST_STEPS = 2**14  # of a budget, if costs are rounded; halved until a table is small enough
+MOST_STEPS = 2**14  # steps that a budget has if costs are rounded; halved until tables are small enough
 WORDS: dict[str, Callable[[float], str]] = {
     "latency_s": format_seconds,
     "sent_bytes": format_bytes,
     "key_bytes": lambda bound: f"{format_bytes(bound)} of keys",
 }
-MAX_UNITS = 2.0**62  # greatest sum in 64 bits: 194 days, 288 PB
+MAX_UNITS = 2.0**62  # greatest cost, so that sums fit in 64 bits: 194 days, 288 PB
 
 
 class Bounded(NamedTuple):
@@ -62,11 +62,11 @@ class Bounded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FeasibleSpace:
-    """The members of a priced space within a budget, made by `within_budget`, or a slice of them. It may be empty.
+    """The members of a priced space within a budget, or a slice of them by latency (`price_slices`); it may be empty.
 
     costs: Costs of the priced vertices, in steps: latency (0 without a bound), then every other bounded measure,
         then the same for each space in `also`.
-    step: Integer units in a step of each measure.
+    step: Number of integer units (`UNITS_PER`) in a step, for each of these measures.
     tolerance: The greatest share of a budget by which a member may be below it and still be excluded by rounding.
     also: The same space under other protocols, each with the budget that members must meet too.
     """
@@ -90,16 +90,16 @@ class FeasibleSpace:
 
     @property
     def num_feasible(self) -> int:
-        """The number of members within the budget: exact, or without those that rounding excludes (`tolerance`)."""
+        """The number of members within the budget, exact unless rounding excludes some of them (`tolerance`)."""
         return self.paths.num_paths * len(self.space.recipes)
 
     def fits(self, member: Member) -> bool:
-        """Return whether a model is a member of the space within the budget (and the slice)."""
+        """Return whether a model is a member of the space, within the budget (and the slice)."""
         path = path_of_member(self.space, member)
         return path is not None and self.holds(self.cost_of_path(path))
 
     def cost_of_path(self, path: Iterable[Vertex]) -> Cost:
-        """Return the cost of the vertices of a member, in steps."""
+        """Return the cost of a path, given by its vertices, in steps, with the measures of `costs`."""
         return added(cost for vertex in path if (cost := self.costs.get(vertex)))
 
     def holds(self, cost: Cost) -> bool:
@@ -109,7 +109,7 @@ class FeasibleSpace:
 
     @property
     def latency_s_bounds(self) -> tuple[float, float]:
-        """Exclusive lower and inclusive upper bound of latencies, in seconds; both are 0 without a bound on latency."""
+        """Exclusive lower and inclusive upper bound of latency, in seconds; both are 0 without a bound on latency."""
         above, limit = max(0, self.paths.above) * self.step[0], self.paths.limit[0] * self.step[0]
         return above / UNITS_PER["latency_s"], limit / UNITS_PER["latency_s"]
 
@@ -127,9 +127,9 @@ class FeasibleSpace:
 
 
 def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] = ()) -> FeasibleSpace:
-    """Return the members within the budget, and within the budgets of `also`, the same space under other protocols.
+    """Return the members within the budget. also: the space under other protocols, with budgets to be met as well.
 
-    A UserError is raised if costs are too many or too large to tabulate, or for a budget of keys without a dealer.
+    A UserError is raised if costs are too many or too large to tabulate, or keys are bounded but a protocol has none.
     """
     every = Bounded(priced, budget), *also
     for constraint in every:
@@ -179,9 +179,9 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
 def priced_within(
     space: SearchSpace, budgets: Sequence[tuple[Pricer, Budget]], workload: Workload, cost_of: CostForm
 ) -> tuple[FeasibleSpace, dict[str, str]]:
-    """Return the members within the budget of every protocol, and the reasons for choices that cannot be priced.
+    """Return the members within the budget of every protocol, and choice -> reason for choices that cannot be priced.
 
-    The first protocol orders members. Errors are as by `priceable`, `price_space` and `within_budget`.
+    Members are ordered by cost under the first protocol. Errors are as by `priceable`, `price_space`, `within_budget`.
     """
     left_out: dict[str, str] = {}
     for pricer, _ in budgets:
@@ -192,7 +192,7 @@ def priced_within(
 
 
 def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload) -> FeasibleSpace:
-    """Return the members of a space that meet the budgets of a feasible one under its protocols, for a workload."""
+    """Return the members of `space` within the budgets and under the protocols of `feasible`, for a workload."""
     first, *also = (
         Bounded(price_space(space, constraint.priced.pricer, workload, constraint.priced.cost_of), constraint.budget)
         for constraint in feasible.every
@@ -201,7 +201,7 @@ def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload)
 
 
 def price_slices(feasible: FeasibleSpace, num_slices: int) -> tuple[FeasibleSpace, ...]:
-    """Divide the members within the budget into slices of equal width in latency, cheapest first, without empty slices.
+    """Divide the members into at most `num_slices` slices of equal width in latency, cheapest first, none empty.
 
     Without a bound on latency there is one slice, because all latencies then count as 0.
     """
@@ -220,7 +220,7 @@ def price_slices(feasible: FeasibleSpace, num_slices: int) -> tuple[FeasibleSpac
 def check_feasible(feasible: FeasibleSpace) -> None:
     """Raise an InfeasibleError if no member is within the budget.
 
-    The error names, for each bounded measure of each protocol, the member that is cheapest by it, and its cost.
+    The error names, for each bounded measure of each protocol, the member that is cheapest in it, with its cost.
     """
     if feasible.num_feasible:
         return
@@ -248,20 +248,20 @@ def _under(constraint: Bounded, also: Sequence[Bounded]) -> str:
 
 
 def format_price(price: Price | Costs) -> str:
-    """Format a cost: `4.76 min and 6.43 GB`, followed by `, 9.10 GB of keys` if there are any."""
+    """Return a cost as text such as `4.76 min and 6.43 GB`, and `, 9.10 GB of keys` if the protocol has keys."""
     keys = "" if price.key_bytes is None else f", {format_bytes(price.key_bytes)} of keys"
     return f"{format_seconds(price.latency_s)} and {format_bytes(price.sent_bytes)}{keys}"
 
 
 def format_budget(budget: Budget) -> str:
-    """Format a budget as `5.00 min and 8.00 GB`, or `nothing` without bounds, then budgets under other protocols."""
+    """Return a budget as text such as `5.00 min and 8.00 GB` (`nothing` without bounds), then other protocols'."""
     bounds = " and ".join(WORDS[name](bound) for name, bound in budget.bounds.items()) or "nothing"
     others = (f"{format_budget(other)} under {name}" for name, other in budget.also if other.bounds)
     return ", and ".join((bounds, *others))
 
 
 def format_left_out(feasible: FeasibleSpace) -> str:
-    """Return in words which members within the budget may not be counted, due to rounding; empty if all are."""
+    """Return in words which members within the budget rounding may leave out; an empty text if it leaves none out."""
     share = 100 * feasible.tolerance
     return f"; members up to {share:.2g} % below it may be left out" if share else ""
 

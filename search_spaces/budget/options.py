@@ -8,7 +8,7 @@ from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
 
-BY_PROTOCOL = ("network", "testbed", "budget_latency", "budget_comm", "budget_keys")  # may be given per protocol
+BY_PROTOCOL = ("network", "testbed", "budget_latency", "budget_comm", "budget_keys")  # fields with a value per protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,10 +16,11 @@ class BudgetOptions:
     """Protocols and budgets; costs are per token.
 
     Args:
-        budget_latency: most seconds per token, such as 5min; in a search with --parent also a share of the parent's,
+        budget_latency: largest latency per token, such as 5min; in a search with --parent also a share of the parent's,
             such as 60%.
-        budget_comm: most bytes per token that all parties together send, such as 8GB, or a share of the parent's.
-        budget_keys: most bytes of keys per token that a dealer sends each party, such as 8GB, or a share of the
+        budget_comm: largest number of bytes per token that all parties together send, such as 8GB, or a share of the
+            parent's.
+        budget_keys: largest size of the keys per token that a dealer sends each party, such as 8GB, or a share of the
             parent's; for protocols with a dealer.
         seq_len: tokens of the prompt, for pricing and, in a search, for training.
         protocol: protocol of the costs: published, semi2k, aby3, cheetah, sigma, crypten, ckks, or module:Class of your
@@ -55,7 +56,7 @@ class BudgetOptions:
 
     @property
     def budgets(self) -> dict[str, Budget]:
-        """The budgets by protocol; a UserError is raised for one that is no positive number with a unit."""
+        """The budget of each protocol; a UserError is raised for a value that is no positive number with a unit."""
         return {
             name: parse_budget(*(said[f"budget_{kind}"] for kind in ("latency", "comm", "keys")))
             for name, said in self.asked.items()
@@ -69,7 +70,8 @@ def options_by_protocol(protocol: str, flags: Mapping[str, str | None]) -> dict[
     """Return the value of every flag for each protocol: protocol -> flag -> text, None if not given.
 
     A budget of keys without a protocol's name is for protocols with keys, or for all if none has. A UserError is raised
-    for one testbed of several protocols, a value that `by_protocol` refuses or, with a key budget, an unknown protocol.
+    for a testbed that does not name one of several protocols, a value that `by_protocol` refuses or, with a budget of
+    keys, an unknown protocol.
     """
     protocols, testbed = protocols_of(protocol), flags.get("testbed")
     if len(protocols) > 1 and testbed is not None and "=" not in testbed:
@@ -85,14 +87,15 @@ def options_by_protocol(protocol: str, flags: Mapping[str, str | None]) -> dict[
 
 
 def protocols_of(text: str) -> tuple[str, ...]:
-    """Return the distinct names in a list separated by commas."""
+    """Return the distinct names in a text separated by commas, in order."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def by_protocol(text: str | None, protocols: Sequence[str], subject: str) -> dict[str, str | None]:
-    """Return a flag's value for each protocol, from one value for all or NAME=VALUE pairs; None where none is given.
+    """Return protocol -> value of a flag, None if not given; `text` is one value for all, or NAME=VALUE,NAME=VALUE.
 
-    A UserError is raised for a name that is not among the protocols, an empty value, or several without names.
+    subject: the flag's name in errors. A UserError is raised for a name that is not among the protocols, an empty
+    value, or several values without names.
     """
     if text is None or ("=" not in text and "," not in text):
         return dict.fromkeys(protocols, text)

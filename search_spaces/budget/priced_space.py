@@ -1,8 +1,9 @@
-"""A search space with its costs: a member costs the sum over its path, so nothing is priced twice.
+"""A search space with its costs: a member's cost is the sum over its path, so that each layer is priced only once.
 
-The source carries the embedding, each choice its layer, and the head the final norm and vocabulary projection; other
-vertices have no cost. Costs are means per new token of the workload. For counting, they are integers too, in units of
-2^-38 s (4e-12 s) and 2^-4 bytes; each op is rounded to the nearest, so that equal ops have equal sums in any layers.
+The source has the cost of the embedding, each choice that of its layer, and the head that of final norm and vocabulary
+projection; other vertices have no cost. Costs are means per new token of the workload. For counting, there are also
+integer costs in units of 2^-38 s (4e-12 s) and 2^-4 bytes. The cost of each op is rounded, not that of a layer, so that
+members with the same ops have the same integer cost, however their ops are spread over layers.
 """
 
 import math
@@ -45,16 +46,16 @@ FREE = Price(
     latency_s=0.0, sent_bytes=0.0, rounds=0, messages=0, online_bytes=0, setup_bytes=0, compute_s=0, network_s=0,
     key_bytes=0,
 )  # fmt: skip
-RELATIVE_TOLERANCE = 1e-9  # of a path's cost against the op graph's, which is summed in another order
+RELATIVE_TOLERANCE = 1e-9  # of the sum over a path against the sum over an op graph, which has another order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PricedSpace:
     """A space with its costs under a protocol and testbed, for a workload, made by `price_space`.
 
-    cost_of: Whether costs are of the folded or the unfolded members.
+    cost_of: Whether costs are those of the folded or the unfolded members.
     prices: Costs per new token of the source, every choice and every head. costs: The same as integers, in the units
-        of `UNITS_PER`, for all measures (0 for those that the protocol does not have).
+        of `UNITS_PER`, for each of its measures (0 if the protocol does not have the measure).
     num_ops: An upper bound on the number of ops of a member.
     """
 
@@ -68,7 +69,7 @@ class PricedSpace:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return self.workload.prompt_len
 
 
@@ -100,19 +101,19 @@ def price_space(
 
 
 def extrapolated(priced: PricedSpace, member: Member) -> tuple[str, ...]:
-    """Return in words what in a member's op graphs lies outside the data that the cost model was fitted on."""
+    """Return in words the parts of a member's op graphs that are outside the data that the costs were fitted on."""
     graphs = graphs_of(priced, member)
     return tuple(dict.fromkeys(text for graph in graphs for text in priced.pricer.extrapolated(graph)))
 
 
 def graphs_of(priced: PricedSpace, member: Member) -> list[OpGraph]:
-    """Return the op graph of each new token of a member: of its folded form, if the space is priced folded."""
+    """Return an op graph per new token of a member, or of the folded member if costs of the space are folded."""
     whole = member.architecture
     return priced.workload.graphs(deployed(whole) if priced.cost_of == "folded" else whole)
 
 
 class LayerPrices:
-    """The costs of the ops of embedding, layers and heads on a base; each distinct layer or head is lowered once."""
+    """The costs of the ops of embedding, layers and heads of a base model; a distinct layer or head is lowered once."""
 
     def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> None:
         self.base = with_folded_settings(base) if cost_of == "folded" else base
@@ -149,7 +150,7 @@ class LayerPrices:
         return self._parts(layer, BARE).setdefault(depth, [])
 
     def by_vertex(self, graph: nx.DiGraph, layer_of: Callable[[Choice], Layer]) -> dict[Vertex, list[Price]]:
-        """Return the costs of the ops of source, choices and heads; `layer_of` gives the layer of a choice."""
+        """Return vertex -> costs of its ops, for source, choices and heads. layer_of: choice -> layer to price."""
         ops: dict[Vertex, list[Price]] = {source(graph): self._parts(EMPTY_LAYER, BARE).get("embed", [])}
         for vertex in graph:
             if isinstance(vertex, Choice):
@@ -175,7 +176,7 @@ class LayerPrices:
 
 
 def price_of(priced: PricedSpace, member: Member) -> Price:
-    """Return the cost of a member per new token; raise UserError if it is not in the space."""
+    """Return the cost of a member per new token; raise UserError if the member is not in the space."""
     path = path_of_member(priced.space, member)
     if path is None:
         raise UserError(f"only members of space {priced.space.name!r} are priced here, but got {member!r:.200}.")
@@ -183,7 +184,7 @@ def price_of(priced: PricedSpace, member: Member) -> Price:
 
 
 def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
-    """Return the costs of a member's `embedding`, `layers` and `head`; raise UserError if it is not in the space."""
+    """Return a member's costs of `embedding`, `layers` and `head`; raise UserError if the space lacks its layers."""
     prices: dict[str, list[Price]] = {"embedding": [], "layers": [], "head": []}
     for vertex in path_of(priced.space, member.architecture.layers):
         if vertex in priced.prices:
@@ -193,7 +194,7 @@ def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
 
 
 def priced_layer(space: SearchSpace, choice: Choice, cost_of: CostForm) -> Layer:
-    """Return the layer that is priced for a choice: what its layer folds to in this place, or the layer as written."""
+    """Return the layer that is priced for a choice: the chosen layer or, if costs are folded, the folded layer."""
     if cost_of == "unfolded":
         return choice.layer
     ahead = not after(space.graph, choice).state[1]
@@ -202,12 +203,12 @@ def priced_layer(space: SearchSpace, choice: Choice, cost_of: CostForm) -> Layer
 
 
 def cheapest(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """Return the first member of least `measure`; of several, of least bytes (if that is latency) or latency."""
+    """Return the member of least `measure`; ties are broken by least latency, or sent bytes if `measure` is latency."""
     return _extreme(priced, measure, min)
 
 
 def most_expensive(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """Return the first member of greatest `measure`; of several, of most bytes (if that is latency) or latency."""
+    """Return the member of greatest `measure`; ties go to greatest latency, or sent bytes if `measure` is latency."""
     return _extreme(priced, measure, max)
 
 
@@ -264,9 +265,10 @@ def _check_additive(priced: PricedSpace, layer_prices: LayerPrices) -> None:
 def priceable(
     space: SearchSpace, pricer: Pricer, workload: Workload, cost_of: CostForm = "folded"
 ) -> tuple[SearchSpace, dict[str, str]]:
-    """Return the space without choices that the protocol has no formula for, and why, by choice, such as `ffn square`.
+    """Return the space without the choices that the protocol has no formula for, and these choices with the reasons.
 
-    A space that lists its members does not change. A UserError is raised if no choice of some kind can be priced.
+    The latter are a dict of choice, such as `ffn square` -> reason. A space that lists its members does not change. A
+    UserError is raised if no choice is left for some field of a layer.
     """
     choices = space.definition.choices
     if choices is None:
@@ -319,7 +321,7 @@ def _reason(prices: LayerPrices, kind: str, choice: str, usual: Mapping[str, str
 
 
 class PricedArchitecture(NamedTuple):
-    """The cost per new token, and the range of seconds per new token that the data allow; None if it is not known."""
+    """The cost per new token, and the range of latencies (least, greatest) that the data allow; None if not known."""
 
     price: Price
     latency_s_range: tuple[float, float] | None
@@ -328,7 +330,7 @@ class PricedArchitecture(NamedTuple):
 def price_architecture(
     architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm
 ) -> PricedArchitecture:
-    """Return the cost of an architecture for a workload; one that is already folded is priced as it is.
+    """Return the cost of an architecture for a workload; a folded architecture is priced as it is.
 
     A UserError is raised for a workload that the architecture does not support, or an op without formula.
     """
@@ -339,7 +341,7 @@ def price_architecture(
 
 
 def cheaper(architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> tuple[Saving, ...]:
-    """Return flags of `costmodel estimate` that make an architecture cheaper without changing its function."""
+    """Return savings: flags of `costmodel estimate` that lower an architecture's cost without changing its function."""
     return savings(
         partial(lower, deployed(architecture) if cost_of == "folded" else architecture),
         pricer,

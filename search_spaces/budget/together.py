@@ -1,7 +1,8 @@
-"""Adds up, for each of many costs, the weights of those other costs whose sum with it is within limits.
+"""Sums, for each cost of a table, the weights of the costs in a second table that fit a limit together with it.
 
-Nodes of two k-d trees are compared from the roots down by their least and greatest costs. Two nodes that meet or exceed
-the limits as a whole are not divided. Measures that rise together, such as seconds and bytes, leave few to divide.
+Pairs of nodes of two k-d trees, one for each table, are compared from the roots down by their least and greatest costs.
+If all or none of their sums are within the limit, a pair is not divided further. Measures that rise together, such as
+seconds and bytes, leave few pairs to divide.
 """
 
 import math
@@ -15,14 +16,15 @@ from search_spaces.graph import Cost
 Ints: TypeAlias = NDArray[np.int64]
 Index: TypeAlias = NDArray[np.intp]
 
-LEAVES = 16, 64  # most rows of a leaf, of either tree
-BATCH = 2**18  # comparisons at once, as floats: 2 MB
+LEAVES = 16, 64  # largest number of rows in a leaf, of the first and the second tree
+BATCH = 2**18  # comparisons made at once, as floats: 2 MB
 
 
 class Tree(NamedTuple):
-    """A k-d tree of costs. `rows` has row numbers by leaf (leaves x rows); those past the last row repeat its costs.
+    """A k-d tree of a table of costs (rows x measures).
 
-    `least` and `greatest` are bounds of the costs in each node (nodes x measures), by level, from root to leaves.
+    rows: leaves x rows of a leaf: indices into the table; an index past its end stands for a copy of its last row.
+    least, greatest: for each level, from root to leaves, the bounds of the costs in each node (nodes x measures).
     """
 
     rows: Index
@@ -31,10 +33,11 @@ class Tree(NamedTuple):
 
 
 def sums_together(costs: Ints, others: Ints, limit: Cost, weights: Ints, max_steps: float = math.inf) -> Ints | None:
-    """Return sums of weights, columns x rows of `costs` (rows x measures); None if they take more than `max_steps`.
+    """Return, for each row of `costs`, the summed weights of the rows of `others` that fit the limit together with it.
 
-    A row's sums are over the `others` (rows x measures) that cost at most `limit` together with it. `weights` (columns
-    x rows of others) are from 0 to 2^40, and their sums must have 63 bits. Steps are comparisons and additions of rows.
+    costs, others: rows x measures. limit: greatest sum of a row of `costs` and one of `others`, by measure. weights:
+    columns x rows of `others`, from 0 to 2^40, whose sums must fit in 63 bits. The result has columns x rows of
+    `costs`; it is None if more than `max_steps` comparisons and additions of rows are needed.
     """
     if not len(costs):
         return weights[:, :0]

@@ -1,8 +1,8 @@
 """Reads the settings of a checkpoint: a folder of `save_pretrained`, its config.json, an id on the hub or a GGUF file.
 
-Only settings are read, and of a GGUF file also the names and shapes of tensors. The extra `hf`, and `gguf` for such a
-file, are needed when a function is called. Transformers' `from_pretrained(gguf_file=...)` is not used: whatever a file
-says, it takes its own defaults for rotary scaling, caps, windows and the size of heads.
+Only settings are read, and of a GGUF file also the names and shapes of tensors. This needs the extra `hf`, and `gguf`
+for GGUF files. Transformers' `from_pretrained(gguf_file=...)` is not used, because it ignores the rotary scaling, caps,
+windows and size of heads that a file states.
 
 Source for GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for names of settings; https://github.com/
 ggml-org/llama.cpp, `set_gguf_parameters` of each family in conversion/ for what is written, src/models/ for what is
@@ -27,11 +27,11 @@ from search_spaces.checkpoints.families import FAMILIES, Number
 from search_spaces.checkpoints.known_settings import require_sound
 from search_spaces.checkpoints.settings import NoBlockError, architecture_of
 
-LENGTH = struct.Struct("<Q")  # of a text
+LENGTH = struct.Struct("<Q")  # number of bytes of a text, before the text in a GGUF file
 GGUF_EXTRA = "this needs the package gguf; install it with pip install -e '.[gguf]'."
-WINDOWED = {"llama": "mistral"}  # type with a window: GGUF files of both say llama
+WINDOWED = {"llama": "mistral"}  # type in GGUF -> type in transformers if the model has a window
 TYPES = {"gptneox": "gpt_neox", "gemma3": "gemma3_text"}  # type in GGUF -> type in transformers, where they differ
-KEYS = {  # our fields -> settings of a file, after the name of its family
+KEYS = {  # field of `Architecture` -> setting of a GGUF file, without the name of the family before it
     "context": "context_length",
     "d_model": "embedding_length",
     "d_ff": "feed_forward_length",
@@ -47,12 +47,12 @@ KEYS = {  # our fields -> settings of a file, after the name of its family
     "score_cap": "attn_logit_softcapping",
     "logit_cap": "final_logit_softcapping",
 }
-BY_FAMILY = ("embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap")  # by default the family's
-LARGEST_GEMMAS = (46, 62)  # layers of those of 27B, whose scores are scaled by d_model / heads, not by the head size
+BY_FAMILY = ("embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap")  # family's if file lacks it
+LARGEST_GEMMAS = (46, 62)  # layers of the 27B Gemmas, which divide scores by sqrt(d_model / heads), not sqrt(head size)
 
 
 class Settings(NamedTuple):
-    """The metadata of the GGUF file at `path`, without arrays: `values` by full name."""
+    """The metadata of the GGUF file at `path`, without arrays. values: full name (`llama.block_count`) -> value."""
 
     path: str
     values: Mapping[str, Any]
@@ -62,9 +62,9 @@ class Settings(NamedTuple):
         return str(self.values.get("general.architecture"))
 
     def own(self, name: str, default: Any = None) -> Any:
-        """Return a setting, by its name after that of the family; it is a number unless `default` is text.
+        """Return the value of the setting `FAMILY.name`, or `default` if the file lacks it; None is no default.
 
-        Raises UserError if it is missing and `default` is None, or if it is text instead of a number.
+        Raises UserError if the setting is missing without a default, or is text although `default` is not.
         """
         value = self.values.get(f"{self.family}.{name}", default)
         if value is None:
@@ -140,8 +140,8 @@ def gguf_package() -> Any:
 def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
     """Return the model type and the settings of a GGUF file, both as transformers names them.
 
-    Raises UserError if the file is missing, damaged, in parts or without weights, its family is unknown or cannot have
-    its settings, or the package gguf is not installed.
+    Raises UserError if the file is missing, damaged, one of several parts or without embedding weights, no family has
+    its model type and settings, or the package gguf is not installed.
     """
     settings, tensors = read_head(path)
     own, type_ = settings.own, TYPES.get(settings.family, settings.family)
@@ -204,14 +204,15 @@ def _rope(settings: Settings, head_size: int) -> dict[str, Any]:
 
 EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
 CONFIG_FILE = "config.json"
-LARGEST_FILE = 2**24  # bytes of a CONFIG_FILE; hundreds of times the longest
+LARGEST_FILE = 2**24  # bytes of a CONFIG_FILE; hundreds of times the size of any in use
 OUR_TYPE = "private-inference-decoder"  # `model_type` of what `nas.export --format hf` writes
 
 
 class Checkpoint(NamedTuple):
     """The model of a checkpoint: an `Architecture`, or a torch module on the device `meta`, without weights.
 
-    unlike: why the model is a module and no `Architecture`, or None. is_variant: whether `FAMILIES` has its type.
+    unlike: for a torch module, why no block computes the model; None for an `Architecture`.
+    is_variant: whether the model is a torch module although `FAMILIES` has its model type.
     """
 
     name: str
@@ -221,7 +222,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def told(self) -> str:
-        """How its op graph is made, in words: `block llama` of an `Architecture`, or `traced from` a module and why."""
+        """How the op graph is made: `block llama`, or `traced from` the module's class, and why if `is_variant`."""
         if isinstance(self.model, Architecture):
             return f"block {self.model.block}"
         why = f", since {self.unlike}".rstrip(".") if self.is_variant else ""
@@ -229,16 +230,17 @@ class Checkpoint(NamedTuple):
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a text means a checkpoint: a folder that exists, a config.json or .gguf file, or any OWNER/NAME or path.
+    """Whether a text is taken as a checkpoint; of what it names, only folders are looked up.
 
-    Only folders are looked up. Texts with a colon, and YAML files, mean other things.
+    Taken as such are existing folders, names of a config.json or .gguf file, and texts with a slash, such as
+    OWNER/NAME, that have no colon and do not end in .yaml.
     """
     is_file = is_gguf(name) or Path(name).name == CONFIG_FILE
     return is_file or os.path.isdir(name) or ("/" in name and ":" not in name and not name.endswith(".yaml"))
 
 
 def read_checkpoint(name: str) -> Checkpoint:
-    """Return a checkpoint with its architecture if a block computes it, else with its torch module, to be traced.
+    """Return a checkpoint: with its `Architecture` if a block computes the model, else with a torch module to trace.
 
     Raises UserError if there is no such checkpoint, it cannot be read, its settings are impossible or unknown here, or
     the package that reads it is not installed.
@@ -258,7 +260,7 @@ def read_checkpoint(name: str) -> Checkpoint:
 
 
 def read_config(name: str) -> Any:
-    """Return a checkpoint's settings as a config of transformers. Raises UserError if they are missing or unsound."""
+    """Return a checkpoint's settings as a config of transformers; raise UserError if they are missing or impossible."""
     transformers, what = transformers_library(), what_is_asked(name)
     if is_gguf(name):
         type_, settings = gguf_settings(name)
@@ -276,13 +278,13 @@ def read_config(name: str) -> Any:
 
 
 def require_small(path: Path) -> None:
-    """Raise UserError if a file of settings has more than `LARGEST_FILE` bytes; a missing file passes."""
+    """Raise UserError if the file at `path` has more than `LARGEST_FILE` bytes; a missing file raises nothing."""
     if path.is_file() and (size := path.stat().st_size) > LARGEST_FILE:
         raise UserError(f"{path} must be settings of at most {LARGEST_FILE:,} bytes, but has {size:,}.")
 
 
 def read_foreign(what: str, load: Callable[[], Any]) -> Any:
-    """Return the result of `load`; any exception becomes a UserError whose message begins with `what`."""
+    """Return the result of `load()`; any exception in it becomes a UserError whose message begins with `what`."""
     try:
         return load()
     except Exception as error:
@@ -296,7 +298,7 @@ def read_foreign(what: str, load: Callable[[], Any]) -> Any:
 
 
 def looks_like_a_path(name: str) -> bool:
-    """Whether a name is a path, and no id of the hub: NAME, or OWNER/NAME where OWNER is not a folder here."""
+    """Whether a checkpoint's name is no id on the hub: ids are NAME, and OWNER/NAME if no folder OWNER exists here."""
     first, *others = name.split("/")
     return len(others) > 1 or first in ("", ".", "..", "~") or (len(others) == 1 and os.path.isdir(first))
 

@@ -1,6 +1,7 @@
-"""`FAMILIES`: the model types of transformers that our blocks cover, with the meaning of their settings and weights.
+"""`FAMILIES`: the model types of transformers that have a block here, with the meaning of their settings and weights.
 
-`search_spaces.checkpoints.settings` reads the facts on settings, `nas.conversion.huggingface` those on weights.
+"Our" fields and nodes are those of `Architecture` and the op graph. `search_spaces.checkpoints.settings` uses what is
+stated about settings, and `nas.conversion.huggingface` what is stated about weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,8 +13,8 @@ from search_spaces.bases import GPT2_LAYER, LLAMA_LAYER
 from search_spaces.block import QUERIES_KEYS_VALUES, BlockName, Linear
 from search_spaces.forms import Ffn, Norm
 
-EPSILON = 1e-5  # of all LayerNorms here; usual in transformers too
-# activation in transformers -> our FFN, and the form of its GELU
+EPSILON = 1e-5  # of all LayerNorms in this package; usual in transformers too
+# activation in transformers -> our FFN, and the form of its GELU (not used without GELU); then the same for gated FFNs
 ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
     "gelu_new": ("gelu", "tanh"),
     "gelu_pytorch_tanh": ("gelu", "tanh"),
@@ -30,7 +31,7 @@ GATE_ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
 
 
 class Number(NamedTuple):
-    """A setting that is a function of our field `ours`. read: from the setting to our field; write: the inverse."""
+    """A setting that holds our field `ours` in another form. read: setting -> field. write: the inverse of `read`."""
 
     ours: str
     read: Callable[[float], float]
@@ -41,19 +42,20 @@ class Number(NamedTuple):
 class Family:
     """The settings and weight layout of one model type of transformers, in terms of one of our blocks.
 
-    model_type, config: the type and its configuration class. A type of several blocks has a family for each.
-    block, layer: our block, and the layer that all layers equal, but for their activation.
-    bias: whether linears have a bias, unless a setting in `biases` says otherwise for the linears that it maps to.
-    sizes: our field for each setting. activation: a setting; activations: our FFN and GELU form for each of its values.
+    model_type, config: the type and its configuration class. A type that needs several blocks has a family for each.
+    block, layer: our block, and our choices for every layer; the setting `activation` decides about its `ffn`.
+    bias: whether linears have a bias by default. biases: setting -> the linears for which it decides instead.
+    sizes: setting -> our field, for settings that are numbers.
+    activation: name of the setting that states the activation. activations: its values -> our FFN, and form of GELU.
     turns: whether positions are rotary. partly: whether a setting gives the share of rotated features.
-    fixed: settings and the only value that our block supports. read_only: more of these, which exports leave out.
-    names: our name for each module, or names for one that stacks two; `{}` stands for the number of the layer.
+    fixed: setting -> the only value that our block supports. read_only: the same, for settings that exports leave out.
+    names: module of transformers -> our node, or two nodes if it stacks their weights; `{}` is the number of the layer.
     transposed: whether weights of linears are in_features x out_features.
-    interleaved: whether packed rows are heads x (query, key, value) instead of (query, key, value) x heads.
+    interleaved: whether rows of packed weights are heads x (query, key, value), not (query, key, value) x heads.
     first_position: row of the position table for position 0.
     gain_offset: number to add to the stored gains of norms.
     scales_embedding: whether embeddings are multiplied by the square root of the width.
-    final_norm: norm after the last layer; None if it is the layers' `norm1`.
+    final_norm: norm after the last layer; None if it is of the same kind as `norm1` of the layers.
     """
 
     model_type: str
@@ -123,7 +125,7 @@ LLAMA = Family(
     biases=BIASES,
     names=OUTSIDE | _in_layers(NORMS | PROJECTIONS | GATED),
 )
-AROUND = {  # norms before and after both sub-layers
+AROUND = {  # norms before and after attention and FFN
     "input_layernorm": "norm1",
     "post_attention_layernorm": "attention.norm",
     "pre_feedforward_layernorm": "norm2",

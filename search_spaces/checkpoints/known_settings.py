@@ -8,11 +8,11 @@ from costmodel.errors import UserError
 from search_spaces.bases import MAX_LAYERS
 from search_spaces.checkpoints.families import FAMILIES, Family
 
-LARGEST = 2**31  # of any size; several times the longest context
+LARGEST = 2**31  # of any whole number in settings; several times the longest context
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 WHOLE = ("num_layers", "num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context")
 COUNTS = {name for family in FAMILIES for name, ours in family.sizes.items() if ours in WHOLE}
-# Settings of positions, which `settings` reads if the family's configuration class has them.
+# Settings of positions, which `search_spaces.checkpoints.settings` reads if the configuration class has them.
 POSITIONS = frozenset(
     (
         "layer_types", "no_rope_layer_interval", "no_rope_layers",
@@ -53,9 +53,10 @@ HARMLESS = frozenset(
 
 
 def require_sound(settings: Mapping[str, Any], path: str) -> None:
-    """Raise UserError for settings that no model can have: too many layers, sizes below 1, numbers too large, NaN.
+    """Raise UserError for settings that no model can have. path: the checkpoint's name in errors.
 
-    This is called before transformers reads the settings, because transformers makes lists with an entry per layer.
+    These are more than MAX_LAYERS layers, sizes that are not whole or below 1, numbers above LARGEST, and NaN. This is
+    called before transformers reads the settings, because transformers makes lists with an entry per layer.
     """
     for name, value in _leaves(settings):
         if name in LAYER_COUNTS and value is not None and not (_is_integer(value) and 1 <= value <= MAX_LAYERS):
@@ -90,9 +91,10 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def require_meaning(family: Family, config: Any, path: str) -> None:
-    """Raise UserError, naming the setting, for one that could change the model and that the family does not name.
+    """Raise a UserError that names the setting if one could change the model and is not among the family's settings.
 
-    An unnamed setting must equal transformers' default, or be off (null, false, 0 or empty) if its default is not on.
+    Settings that the family does not have must equal transformers' default, or be off (null, false, 0 or empty) if the
+    default is off too or missing. config: the config of transformers. path: the checkpoint's name in errors.
     """
     settings, usual = config.to_dict(), type(config)().to_dict()
     patterns = PATTERNS if "layer_types" in usual else ()
@@ -114,7 +116,7 @@ def require_meaning(family: Family, config: Any, path: str) -> None:
 
 
 def number(settings: Mapping[str, Any], name: str, path: str, *, whole: bool) -> Any:
-    """Return a setting that is a number, an integer if `whole`; None if it is missing. Raises UserError otherwise."""
+    """Return the number in setting `name`, an integer if `whole`; None if it is missing. Raises UserError otherwise."""
     value = settings.get(name)
     if value is None or _is_integer(value) or (not whole and isinstance(value, float) and math.isfinite(value)):
         return value
@@ -127,7 +129,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def shortened(value: Any) -> str:
-    """Return a value as text of at most 80 characters; a very long integer becomes its number of digits."""
+    """Return a value as text of at most 80 characters; of integers above 40 digits, only the number of digits."""
     if _is_integer(value) and abs(value) >= 10**40:
         return f"a number of {math.floor(math.log10(abs(value))) + 1} digits"
     text = repr(value)

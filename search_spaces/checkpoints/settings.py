@@ -13,7 +13,7 @@ from search_spaces.checkpoints.families import ATTENTION, FAMILIES, FFN, Family,
 from search_spaces.checkpoints.known_settings import WHOLE, number, require_meaning, shortened
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers in transformers
-# Features that no block has, with the settings that show them if they are neither missing nor 0.
+# Features that no block here has -> settings that are present and not 0 (nor false) in models with the feature.
 FOREIGN: dict[str, tuple[str, ...]] = {
     "chooses experts by token": (
         "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok",
@@ -23,7 +23,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "has recurrent layers": ("attention_hidden_size", "lru_width"),
     "knows positions by ALiBi": ("alibi",),
 }  # fmt: skip
-BY_ALIBI = dict.fromkeys(("bloom", "mpt"), "knows positions by ALiBi")  # types whose settings need not say so
+BY_ALIBI = dict.fromkeys(("bloom", "mpt"), "knows positions by ALiBi")  # model types whose settings may leave it out
 ROPE_NAMES = {"yarn": "YaRN", "longrope": "LongRoPE", "dynamic": "dynamic NTK scaling"}
 
 ROPE_NUMBERS = (
@@ -36,14 +36,13 @@ OPTIONAL = ("num_kv_heads", "head_size", "d_ff", "score_scale", "score_cap", "lo
 
 
 class NoBlockError(UserError):
-    """No block here computes the model, but its torch module may be traced."""
+    """No block of this package computes the model exactly; it can still be priced by tracing its torch module."""
 
 
 def architecture_of(config: Any, path: str) -> Architecture:
-    """Return the architecture of a config of transformers.
+    """Return the architecture of a config of transformers. path: the checkpoint's name in errors.
 
-    Fields that only state their default become None or empty, so that equal models have one `arch_id`. path: the
-    checkpoint's name in errors.
+    Fields that only state their default become None or empty, so that equal models have the same `arch_id`.
 
     Raises NoBlockError, naming the setting, if no block computes the model exactly, and UserError for settings that no
     model can have, or that could change the model and are unknown here.
@@ -77,9 +76,9 @@ def architecture_of(config: Any, path: str) -> Architecture:
 
 
 def family_of(config: Any, path: str) -> Family:
-    """Return the family of a config of transformers. path: the checkpoint's name in errors.
+    """Return the entry of `FAMILIES` for a config of transformers. path: the checkpoint's name in errors.
 
-    Raises NoBlockError if no family has its type and settings, and UserError for settings of a wrong type.
+    Raises NoBlockError if no family has the config's model type and settings, UserError for a setting of a wrong type.
     """
     settings = config.to_dict()
     families = [family for family in FAMILIES if family.model_type == config.model_type]
@@ -252,9 +251,10 @@ def _scaling(rope: Mapping[str, Any], settings: Mapping[str, Any], path: str) ->
 
 
 def plain_settings(architecture: Architecture, library: Any) -> tuple[Family, dict[str, Any]] | None:
-    """Return the family whose models compute this architecture, and their settings; None if there is none.
+    """Return the first family whose models can compute the architecture, and the settings of such a model, or None.
 
-    A config of these settings converts back to the same architecture. library: the module transformers.
+    None means that no family can. `architecture_of` a config with these settings is the same architecture. library:
+    the module transformers.
     """
     families = [family for family in FAMILIES if family.block == architecture.block and hasattr(library, family.config)]
     for unnamed in ((), ("head_dim",)):  # which models read, although their class may not name it

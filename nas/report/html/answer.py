@@ -18,7 +18,7 @@ from search_spaces.bases import base_architecture
 from search_spaces.budget.priced_space import cheaper, price_architecture
 from search_spaces.notation import parse
 
-DRAWN_NGRAMS = ("5-gram", "trigram")  # orders with a row of their own
+DRAWN_NGRAMS = ("5-gram", "trigram")  # n-gram baselines that have a row
 
 # kind of a row -> note beside its name; of rows with the same name, the first kind in this order is shown
 NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", "paper": "", "n-gram": "n-gram"}
@@ -27,8 +27,8 @@ NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", 
 class Row(NamedTuple):
     """One model in the comparison.
 
-    kind: a key of NOTES. paper: its row in the papers, or None. latency_s, sent_bytes: None for n-grams. here: its
-        perplexity in this run; empty without one.
+    kind: a key of NOTES. latency_s, sent_bytes: per token; None for n-grams. here: the model's perplexity in this run,
+        as text; empty if it was not trained here. paper: the model's row in the papers, or None.
     """
 
     kind: str
@@ -44,10 +44,10 @@ class Row(NamedTuple):
 
 
 def answer_of(run: Run) -> dict[str, Any]:
-    """Describe the pick, the member of the front with the lowest perplexity.
+    """Return texts on the pick, the member of the front with the lowest perplexity, by name.
 
-    keeps: the parts that it keeps, in words. verdicts: statements about it, most important first. cheaper: describes
-    the knee, empty if that is the pick.
+    `keeps`: its parts that do not fold away. `verdicts`: list of statements about the pick. `cheaper`: a description of
+    the knee of the front; empty if the knee is the pick.
     """
     *_, best = run.front
     verdicts = [] if best.key_bytes is None else [f"{format_bytes(best.key_bytes)} of keys per token"]
@@ -100,7 +100,7 @@ def rows_beside(run: Run) -> list[Row]:
 
 
 def rows_of(run: Run) -> list[PublishedRow]:
-    """Return the papers' rows of the run's depth, width and prompt, also those to which no cost model was fitted."""
+    """Return the rows of the papers' own architectures at the run's depth, width and prompt, fitted or held out."""
     size = (run.base.num_layers, run.base.d_model, run.seq_len)
     rows = (*published_rows(), *held_out_rows())
     return [row for row in rows if (row.num_layers, row.d_model, row.seq_len) == size and row.own_method]

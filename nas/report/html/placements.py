@@ -18,7 +18,7 @@ ABSENT = "·"
 
 
 class Cell(NamedTuple):
-    """One choice in one layer. kind: its name among the choices, which sets its colour."""
+    """The norms, attention or FFN of one layer. kind: name of the form, which sets the colour. words: description."""
 
     letter: str
     kind: str
@@ -27,7 +27,7 @@ class Cell(NamedTuple):
 
 
 class LayerCells(NamedTuple):
-    """A column of a layer map. norm: both norms of the layer."""
+    """A column of a layer map, for one layer. norm: both norms of the layer."""
 
     norm: Cell
     attention: Cell
@@ -35,7 +35,7 @@ class LayerCells(NamedTuple):
 
 
 def layer_map(architecture: Architecture, cost_of: CostForm) -> tuple[LayerCells, ...]:
-    """Return the columns of a trained architecture, marking what folds away if costs are folded costs."""
+    """Return a column per layer of a trained architecture; if costs are folded costs, what folds away is marked."""
     if cost_of == "unfolded" or architecture.folded:
         left = architecture.layers
     else:
@@ -54,14 +54,14 @@ def layer_map(architecture: Architecture, cost_of: CostForm) -> tuple[LayerCells
 
 
 def legend(maps: Iterable[Sequence[LayerCells]]) -> list[tuple[str, Cell]]:
-    """Return each distinct cell of these layer maps that is not absent, with its part: norm, attention or ffn."""
+    """Return each distinct cell of the layer maps, except absent ones, after its part: norm, attention or ffn."""
     columns = [column for layers in maps for column in layers]
     cells = ((part, cell) for part in LayerCells._fields for column in columns for cell in [getattr(column, part)])
     return list(dict.fromkeys((part, cell) for part, cell in cells if cell.status != "absent"))
 
 
 def kept_words(architecture: Architecture, cost_of: CostForm) -> str:
-    """Count the parts that remain: `attention in 10 of 12 layers, ReLU FFN in 9, no norm`."""
+    """Return the number of layers that keep each part: `attention in 10 of 12 layers, ReLU FFN in 9, no norm`."""
     columns, whole = layer_map(architecture, cost_of), architecture.num_layers
     form = deployed(architecture) if cost_of == "folded" else architecture
     inner = sum(not {*LIVE_NORMS}.isdisjoint(inner_norms(form, layer).values()) for layer in form.layers)

@@ -1,6 +1,6 @@
-"""Sub-layers that may replace a parent's: their initial weights, and their training on the parent's hidden states.
+"""Initial weights of sub-layers that may replace a parent's, and their training on the parent's hidden states.
 
-A sub-layer is trained alone (`trained_block`) or together with many others (`trained_together`). In the second case the
+A sub-layer is trained on its own (`trained_block`) or together with others (`trained_together`). In the second case the
 parent runs once per training step, and sub-layers of one shape are a single module with stacked weights.
 """
 
@@ -36,12 +36,13 @@ FIT_ROWS = 8  # a linear FFN is fitted over this many tokens per row of its weig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockwiseDistillation:
-    """Settings for training sub-layers by AdamW at a constant rate; norms freeze after `freezing_share` of the steps.
+    """Settings for training sub-layers by AdamW at a constant learning rate.
 
     tokens: training tokens of each sub-layer; more are used if they would give fewer than `least_steps` steps.
-    batch: most sequences per step; fewer are used if `tokens` would otherwise give fewer than `least_steps` steps.
+    batch: sequences per step; fewer are used if `tokens` would otherwise give fewer than `least_steps` steps.
     polynomial_rate, power8_rate: learning rates for polynomial activations and eighth powers, which are first fitted to
         the parent; larger steps undo the fit (`rate_of`).
+    freezing_share: share of the steps before frozen norms are frozen.
     lowered: whether the factors of matrix products in training are rounded to bf16 (on a CPU only; fits are in fp32).
     """
 
@@ -55,9 +56,10 @@ class BlockwiseDistillation:
     lowered: bool = False
 
     def rate_of(self, parent: Parent, sub_layer: SubLayer) -> float:
-        """Return the learning rate for a sub-layer. A linear gate fits the parent badly, so it gets the largest rate.
+        """Return the learning rate for a sub-layer that replaces one of the parent's.
 
-        Errors on held-out hidden states at three layers of SmolLM2, without training and after 64 steps of 512 tokens:
+        A linear gate fits the parent badly, so it gets `learning_rate`, the largest. Errors on held-out hidden
+        states at three layers of SmolLM2, without training (rate 0) and after 64 steps of 512 tokens:
 
             rate                    0      1e-4   2.5e-4  5e-4   1e-3
             squared gates, layer 2  0.132  0.073  0.055   0.056  0.057
@@ -105,7 +107,7 @@ class HiddenStates(NamedTuple):
 def trained_block(
     parent: Parent, sub_layer: SubLayer, hidden_states: HiddenStates, settings: BlockwiseDistillation
 ) -> Block:
-    """Return the parent's layer with `sub_layer` in it, trained on `hidden_states` to reproduce its original output."""
+    """Return the parent's layer with `sub_layer` in it, trained on `hidden_states` to reproduce the parent's output."""
     block = fitted_block(parent, sub_layer, hidden_states)
     moved = [value for value in block.parameters() if value.requires_grad]
     if not moved:
@@ -128,8 +130,8 @@ def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenState
     """Return the parent's layer with `sub_layer` in it, which is the only part that requires gradients.
 
     A linear FFN and a polynomial activation start at the least-squares fit to the parent's layer, and queries for
-    eighth powers at the length that fits best. Other forms start as in a candidate (`transferred`). A linear FFN is
-    fitted over the first `steps_to_fit` of the steps in `hidden_states`, the other two over the first step.
+    eighth powers at the length that fits best. Other forms start with the weights of `nas.conversion.transfer`. A
+    linear FFN is fitted over the first `steps_to_fit` steps of `hidden_states`, the other two over the first step.
     """
     theirs, device = parent.model.architecture.layers[sub_layer.depth], hidden_states.read.device
     block = _untrained(parent, sub_layer).to(device)
@@ -149,12 +151,12 @@ def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenState
 
 
 def steps_to_fit(stream: Tensor) -> int:
-    """Return the number of steps over which a linear FFN is fitted. stream: steps x batch x T x d_model."""
+    """Return the number of steps that contain FIT_ROWS x d_model tokens. stream: steps x batch x T x d_model."""
     return -(-FIT_ROWS * stream.shape[-1] // stream[0, :, :, 0].numel())
 
 
 def freeze(block: Block) -> None:
-    """Freeze the norms of a block that are not frozen yet."""
+    """Freeze each `FrozenNorm` of a block that is not frozen yet."""
     for norm in frozen_norms(block).values():
         if not norm.is_frozen:
             norm.set_frozen()
@@ -176,8 +178,8 @@ def _untrained(parent: Parent, sub_layer: SubLayer) -> Block:
 def distillation_error(made: Tensor, read: Tensor, left: Tensor) -> Tensor:
     """Return a layer's mean squared error relative to what the parent's layer adds to the stream: a scalar.
 
-    The error at each position is divided by the mean square of that addition, since the first position's numbers are
-    far larger. made: the layer's output. read, left: input and output of the parent's layer; each batch x T x d_model.
+    The error at each position is divided by the mean square of `left - read` there, since the first position's numbers
+    are far larger. made: the layer's output. read, left: input and output of the parent's layer, batch x T x d_model.
     """
     return ((made - left).square().mean(dim=(0, 2)) * weights_by_position(read, left)).mean()
 
@@ -191,7 +193,7 @@ def trained_together(
     seq_len: int,
     device: str,
 ) -> dict[SubLayer, Block]:
-    """Train all these sub-layers together on a device, each in the parent's layer; return that layer for each."""
+    """Train sub-layers at the same time on a device; return, for each, the parent's layer with the sub-layer in it."""
     model, num_steps, batch = parent.decoder().to(device), settings.num_steps(seq_len), settings.batch_of(seq_len)
 
     @torch.no_grad()
@@ -206,7 +208,7 @@ def trained_together(
         sub_layer: fitted_block(parent, sub_layer, HiddenStates(first[sub_layer.depth], first[sub_layer.depth + 1]))
         for sub_layer in sub_layers
     }
-    alike: dict[Hashable, dict[SubLayer, Block]] = {}  # blocks that differ only in numbers
+    alike: dict[Hashable, dict[SubLayer, Block]] = {}  # by shape: blocks that can be stacked
     for sub_layer, block in blocks.items():
         if any(value.requires_grad for value in block.parameters()):
             shape = (

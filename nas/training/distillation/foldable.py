@@ -3,9 +3,9 @@
 A layer with a linear FFN maps the residual stream X to `M X + c`, where M = beta I + W / alpha. Folding turns these
 maps into changes of the stream's basis. Training leaves singular values of M close to 0, so that the inverse of the
 basis, a product over layers, becomes large and fixed point loses digits. Therefore, every few steps, singular values
-below a floor are raised to it, by the smallest change of W or, with two linears, of `down`; without an FFN all are 1.
-With a floor relative to the largest singular value, the first layers diverge. A correction costs an SVD in double
-precision per layer. Layers with frozen norms before the FFN have no M, and are not changed.
+below a floor are raised to the floor, by the smallest change of W or, if the FFN has two linears, of `down`. With a
+floor relative to the largest singular value, the first layers diverge. A correction costs an SVD in double precision
+per layer. Layers with frozen norms before the FFN have no M, and are not changed.
 
 Validation perplexity, number of FFNs folded, and fixed-point error with all FFNs folded / that of the trained model
 (limit 2), by floor, with corrections every 32 steps (* every 16), at scale `proxy`, seed 0 and 262,144 tokens:
@@ -28,7 +28,7 @@ from nas.recipe.recipe import Foldable, layers_kept_foldable
 
 @torch.no_grad()
 def keep_foldable(model: Decoder, settings: Foldable | None, *, step: int, num_steps: int) -> None:
-    """Raise small singular values if `step`, from 1, is a multiple of `settings.every` or the last; None: never."""
+    """Floor the linear FFNs' singular values if `step` is num_steps or a multiple of `settings.every`; None: never."""
     if settings is None or (step % settings.every and step != num_steps):
         return
     for index in layers_kept_foldable(model.architecture):
@@ -39,7 +39,7 @@ def keep_foldable(model: Decoder, settings: Foldable | None, *, step: int, num_s
 
 @torch.no_grad()
 def floor_singular_values(ffn: FeedForward, floor: float) -> None:
-    """Raise singular values of the layer's map M (see the module) that are below `floor` to `floor`, if M is finite."""
+    """Raise all singular values below `floor` of the layer's map M (see the module) to `floor`, if M is finite."""
     unit = torch.ones((), dtype=torch.float64, device=next(ffn.parameters()).device)
     alpha, beta = (unit, unit) if ffn.residual is None else (ffn.residual.alpha.double(), ffn.residual.beta.double())
     weight = ffn.down.weight.double() @ ffn.up.weight.double() if ffn.fused is None else ffn.fused.weight.double()

@@ -1,4 +1,4 @@
-"""The block library: every sub-layer that may replace one of the parent's, trained alone on the parent's hidden states.
+"""The block library: sub-layers that may replace the parent's, each trained separately on the parent's hidden states.
 
 On a CPU, sub-layers are trained layer by layer, so that memory holds only the input and output of one parent layer.
 Several threads train one sub-layer each; their number and order change no result. On a GPU, as many sub-layers as fit
@@ -8,7 +8,7 @@ A block score is the change of the parent's predictions when one of its sub-laye
 minutes on one core at the width of the builtin parent, once for each parent, corpus and set of forms. Scores are cached
 next to the corpus as soon as a layer is scored, and saved with the run.
 
-Source: Bercovich et al. 2024, "Puzzle", arXiv 2411.19146, section 3: a library of blocks trained apart.
+Source: Bercovich et al. 2024, "Puzzle", arXiv 2411.19146, section 3: a library of separately trained blocks.
 """
 
 import math
@@ -63,19 +63,19 @@ from search_spaces.architecture import Layer
 
 T = TypeVar("T")
 
-FORMAT = 4  # of the stored files; raised when numbers change
+FORMAT = 4  # version of the stored files; raised when their numbers change
 MOST_IN_MEMORY = 1 << 28  # numbers, 1 GiB; larger tensors are in memory-mapped files
 MOST_TOGETHER = 1 << 30  # numbers in sub-layers that train at once on a GPU, 4 GiB; gradients and moments take more
 SCORED_TOKENS = 8_192  # of the validation split: the standard error of most scores is then a few percent
-MOST_PREDICTED = 1 << 27  # numbers, 512 MiB: scoring SmolLM2 on 2,688 tokens takes as long as training the sub-layer
-LOGITS_AT_A_TIME = 1 << 26  # 256 MiB; each product reads the table of the vocabulary
-COMPARED_AT_A_TIME = 1 << 22  # 16 MiB: larger tensors, freed and allocated again, take five times as long
+MOST_PREDICTED = 1 << 27  # log-probabilities, 512 MiB: scoring SmolLM2 on 2,688 tokens takes as long as training
+LOGITS_AT_A_TIME = 1 << 26  # of one product, 256 MiB; every product reads the whole output table
+COMPARED_AT_A_TIME = 1 << 22  # logits, 16 MiB: larger tensors, freed and allocated again, take five times as long
 
 
 def parent_hidden_states(
     parent: Parent, depths: Collection[int], corpus: Corpus, settings: BlockwiseDistillation, *, seq_len: int
 ) -> Iterator[tuple[int, HiddenStates]]:
-    """Yield each depth in rising order with its layer's hidden states, valid until the next; the parent runs once."""
+    """Yield (depth, its layer's hidden states) by rising depth; each pair overwrites the last. The parent runs once."""
     if not depths:
         return
     model, batch = parent.decoder(), settings.batch_of(seq_len)
@@ -95,7 +95,7 @@ def parent_hidden_states(
 
 
 def allocate_buffer(shape: tuple[int, ...], folder: Path, device: str = "cpu") -> Tensor:
-    """Return an uninitialised fp32 tensor; a large one on a CPU is in a temporary file in this folder."""
+    """Return an uninitialised fp32 tensor; above MOST_IN_MEMORY on a CPU, it is in a temporary file in `folder`."""
     size = math.prod(shape)
     if size <= MOST_IN_MEMORY or device != "cpu":
         return torch.empty(shape, device=device)
@@ -104,7 +104,7 @@ def allocate_buffer(shape: tuple[int, ...], folder: Path, device: str = "cpu") -
 
 
 def settings_of(recipe: Recipe) -> BlockwiseDistillation:
-    """Return the settings with which a recipe trains new sub-layers alone; `DEFAULT` if it does not train them so.
+    """Return a recipe's settings for training sub-layers separately; `DEFAULT` if it has no `blockwise_tokens`.
 
     The batch is `micro_batch`: for linear gates at SmolLM2's width, 64 steps of 4 sequences leave errors of 0.050, and
     32 steps of 8 leave 0.056. Rates from 5e-4 to 2e-3 are equally good.
@@ -121,11 +121,12 @@ def initial_weights(
     device: str = "cpu",
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> dict[str, Tensor]:
-    """Return the deployed weights a candidate starts from: its parent's and, with `blockwise_tokens`, the library's.
+    """Return the deployed weights, by node, from which a candidate starts.
 
-    Frozen norms of the library's sub-layers are frozen from the start. on_progress: called with the share, from 0 to 1,
-        of the missing sub-layers that have been trained.
-    Raises UserError if the candidate does not fit, or the corpus has no sequence; OSError if writing fails.
+    They are the parent's or, for sub-layers that the parent lacks, if the recipe has `blockwise_tokens`, the library's,
+    whose frozen norms are frozen from the start. on_progress: called with the share, from 0 to 1, of the missing
+        sub-layers that have been trained.
+    Raises UserError if the candidate does not fit the parent, or the corpus has no sequence; OSError if writing fails.
     """
     recipe, source = candidate.recipe, parent.model
     if recipe.distillation is None or not recipe.distillation.blockwise_tokens:
@@ -153,10 +154,10 @@ class Library:
         then: Callable[[SubLayer, Block], T],
         on_progress: Callable[[float], None] = lambda share: None,
     ) -> Iterator[dict[SubLayer, T]]:
-        """Train sub-layers; yield the results of `then` by sub-layer, for one depth at a time.
+        """Train the sub-layers `wanted`; yield the results of `then` by sub-layer, each time for a single depth.
 
         then: called with a sub-layer and the trained layer that contains it, maybe by several threads, each with as
-            many torch threads as the caller. on_progress: called with the share, from 0 to 1, that is done.
+            many torch threads as the caller. on_progress: called with the share of `wanted`, 0 to 1, that is trained.
         """
         by_depth: dict[int, list[SubLayer]] = {}
         for sub_layer in wanted:
@@ -250,10 +251,11 @@ def block_scores(
     keep: bool = False,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> BlockScores:
-    """Return the block scores of these layers' sub-layers at every depth of the parent; cached scores are reused.
+    """Return the block scores of the sub-layers of `layers` at every depth of the parent; cached scores are reused.
 
-    first_depth: earlier layers stay the parent's, so they have only the scores of its own sub-layers, 0. keep: whether
-        to save the trained sub-layers (`Library`). on_progress: called with the share, from 0 to 1, that is done.
+    first_depth: depth of the first layer, from 0, that may be replaced; before it, only the parent's own sub-layers
+        are returned, with score 0. keep: whether to save the trained sub-layers (`Library`). on_progress: called with
+        the share, from 0 to 1, of the missing scores that are computed.
     Raises UserError if the corpus is too short, the cache is damaged or a score is not finite; OSError if saving fails.
     """
     architecture = parent.model.architecture
@@ -299,7 +301,7 @@ def block_scores(
 
 
 def scored_tokens(corpus: Corpus, seq_len: int, vocab_size: int) -> Tensor:
-    """Return the tokens used for scores, sequences x seq_len. Raises UserError if the corpus is too short."""
+    """Return the validation tokens for block scores, sequences x seq_len. Raises UserError if a split is too short."""
     num_tokens = max(seq_len, min(SCORED_TOKENS, MOST_PREDICTED // vocab_size))
     sequences = gather(corpus, "validation", held_out_targets(corpus, seq_len, num_tokens).indices, seq_len)
     return torch.from_numpy(sequences[:, :-1].astype("int64"))

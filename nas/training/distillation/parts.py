@@ -1,4 +1,4 @@
-"""The parts of a model that a distillation schedule trains, and the gates of those that it removes."""
+"""Choice of the parts of a model that distillation trains, and gates of the parts that are gradually removed."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ MODULES: dict[PartKind, tuple[str, str]] = {"attention": ("norm1", "attention"),
 
 
 def train_parts(model: Decoder, trained: Architecture, distillation: DistillationSchedule) -> None:
-    """Let only the parameters that the schedule trains (`trainable`, `kept_layers`) require gradients."""
+    """Let only the parameters that the schedule trains require gradients. trained: value of `Candidate.trained`."""
     parent = parent_architecture(distillation, trained)
     parts = trained_parts(trained, parent, distillation.trainable)
     if parts is not None:
@@ -28,15 +28,17 @@ def train_parts(model: Decoder, trained: Architecture, distillation: Distillatio
 
 
 def modules_of(layer: nn.Module, kind: PartKind) -> list[nn.Module]:
-    """Return the norm and the attention or FFN of a layer, if it has them."""
+    """Return the modules of a layer's sub-layer: its norm (an identity without one), then attention or FFN, if any."""
     return [module for name in MODULES[kind] if isinstance(module := getattr(layer, name), nn.Module)]
 
 
 class Gates:
-    """Gates of the parts that are removed from a model, which starts as `initial_architecture` and ends as `trained`.
+    """Gates of the attention and FFNs of the parent that are gradually removed from a model.
 
     All gates have one value g, which depends on the step only. What attention adds to the residual stream is multiplied
     by g. An FFN that turns the stream s into f turns it into s + g (f - s) instead. At g = 0, the parts are removed.
+
+    model: has the candidate's `initial_architecture`. trained: the architecture without these parts.
     as_tensor: whether g is a tensor, whose value compiled code reads again in every run.
     """
 
@@ -53,7 +55,7 @@ class Gates:
     def move(self, *, step: int, num_steps: int) -> bool:
         """Set the gates to their value after `step` steps, 0 to num_steps; return whether this call removed parts.
 
-        After the last step, the model's architecture is `trained`.
+        If `step` is num_steps, also set the model's `architecture` to `trained`.
         """
         was_open = self.gate > 0
         if was_open:

@@ -1,7 +1,7 @@
-"""Sub-layers (attention or an FFN with the norm before it), and the block scores of replacing one of a parent's.
+"""Sub-layers (attention or an FFN with the norm before it), and the block scores of replacing a parent's sub-layer.
 
 Forms that start as the same function and train in the same way share a score: a softmax with and without temperature or
-bounds, a leaky ReLU and a ReLU, one linear and two, an FFN with and without learned scalars.
+bounds, a leaky ReLU and a ReLU, an FFN of one linear and of two, an FFN with and without learned scalars.
 """
 
 import csv
@@ -19,11 +19,15 @@ from search_spaces.architecture import Architecture, Layer, with_layers
 from search_spaces.optima import Floats, Stages
 
 PARTS: dict[str, PartKind] = {kind: kind for kind in KINDS}
+# form of attention or FFN -> the form whose score it shares
 ALIKE = {"softmax-temperature": "softmax", "bounded": "softmax", "leaky-relu": "relu", "identity": "fused"}
 
 
 class SubLayer(NamedTuple):
-    """Attention or an FFN at one depth, from 0. norm, form, inner: as in its `Layer`; `ALIKE` merges forms."""
+    """Attention or an FFN at one depth, from 0.
+
+    norm, form, inner: norm1, attention, inner1 of its `Layer`, or norm2, ffn, inner2; `ALIKE` replaces some forms.
+    """
 
     depth: int
     part: PartKind
@@ -34,7 +38,7 @@ class SubLayer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockScores:
-    """Scores of sub-layers. Raises UserError for one that is not finite.
+    """Block scores of sub-layers. Raises UserError for a score that is not finite.
 
     divergences: KL(parent || parent with this sub-layer), nats per token; 0 for the parent's own sub-layers.
     """
@@ -46,9 +50,9 @@ class BlockScores:
             raise UserError(f"block scores must be finite, but that of {odd[0]} is {self.divergences[odd[0]]}.")
 
     def by_layer(self, stages: Stages, parent: Architecture) -> Floats:
-        """Return the scores of a space's layers, (attention, FFN) x depths x layers; 0 where a layer is not allowed.
+        """Return the scores of the layers of a space, (attention, FFN) x depths x layers.
 
-        Raises KeyError if a score is missing.
+        A layer that the space does not allow at a depth has 0. Raises KeyError if a score is missing.
         """
         scores = np.zeros((2, *stages.shape))
         for depth, edges in enumerate(stages.steps):
@@ -66,7 +70,7 @@ def sub_layers_of(parent: Architecture, depth: int, layer: Layer) -> tuple[SubLa
 
 
 def trained_sub_layers(trained: Architecture) -> set[SubLayer]:
-    """Return the sub-layers of a trained architecture."""
+    """Return the attention and the FFN of every layer; a removed sub-layer is there with form `none`."""
     return {sub_layer for depth, layer in enumerate(trained.layers) for sub_layer in _sub_layers(depth, layer)}
 
 
@@ -87,7 +91,7 @@ def to_csv(scores: BlockScores) -> str:
 
 
 def from_csv(text: str, name: str) -> BlockScores:
-    """Read the text that `to_csv` wrote. Raises UserError, naming the file, if it is damaged."""
+    """Return the scores in a text of `to_csv`. Raises UserError with the file's `name` if the text is damaged."""
     try:
         divergences = {}
         for row in csv.DictReader(io.StringIO(text)):

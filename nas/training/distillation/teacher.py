@@ -1,6 +1,6 @@
-"""The outputs of a parent for the sequences that its candidates train on.
+"""The predictions and hidden states of a parent for the sequences that its candidates train on.
 
-On a CPU its outputs are computed once for all candidates and cached on disk. On a GPU the parent runs with every
+On a CPU these outputs are computed once for all candidates and cached on disk. On a GPU the parent runs with every
 candidate instead, and its predictions cover the whole vocabulary.
 """
 
@@ -28,21 +28,21 @@ from nas.model.decoder import Decoder, LayerFunction
 from nas.recipe.recipe import Recipe
 from nas.training.device import layer_function
 
-LOGITS_AT_A_TIME = 1 << 22  # at least one sequence's: 16 MiB of fp32
-RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])
-MOST_CACHED_SHARE = 1 / 4  # of the free disk, for one cache of the outputs of a parent
-STREAM = np.dtype("<f2")  # of a normalised feature; its rounding is far below the errors of candidates
-WRITTEN = b"\x01"  # after a complete record
+LOGITS_AT_A_TIME = 1 << 22  # 16 MiB of fp32, or the logits of one sequence if these are more
+RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])  # a likely token
+MOST_CACHED_SHARE = 1 / 4  # of the free disk space, for one cache file
+STREAM = np.dtype("<f2")  # of a normalised hidden state; its rounding is far below the errors of candidates
+WRITTEN = b"\x01"  # follows a record in the cache file once the record is complete
 
-Records: TypeAlias = NDArray[Any]  # of some sequences, or of one
-StreamError: TypeAlias = Callable[[Sequence[Tensor]], Tensor]  # of a model's hidden states
+Records: TypeAlias = NDArray[Any]  # cached outputs, of some sequences or of one
+StreamError: TypeAlias = Callable[[Sequence[Tensor]], Tensor]  # from a model's hidden states to their error
 
 
 class Lesson(NamedTuple):
     """Functions that compare a model with its parent on a micro-batch; None for a comparison that is not wanted.
 
-    distilled: takes hidden, weight, targets, share, cap and run, as `nas.model.cross_entropy.distilled` does.
-    hidden_state_error: maps the model's hidden states to their error, as `Teacher.hidden_state_error` defines it.
+    distilled: maps hidden, weight, targets, share, cap and run to the losses, as `nas.model.cross_entropy.distilled`.
+    hidden_state_error: maps the model's hidden states to the scalar of `Teacher.hidden_state_error`.
     """
 
     distilled: Callable[..., Distilled] | None
@@ -56,15 +56,15 @@ class Predictions(NamedTuple):
     log_probabilities: Tensor
 
     def distill(self, hidden: Tensor, weight: Tensor, targets: Tensor, **settings: Any) -> Distilled:
-        """Return `nas.model.cross_entropy.distilled` with these predictions. settings: its share, cap and run."""
+        """Return the losses of learning these predictions. Arguments: of `distilled`; settings: share, cap and run."""
         likely, log_probabilities = (part.flatten(0, 1) for part in self)
         return distilled(hidden, weight, targets, likely, log_probabilities, **settings)
 
 
 class Kept:
-    """A cache file with one record per sequence, placed by the sequence's index. path: None to cache nothing.
+    """A cache file with one record (an array) per sequence, placed by the sequence's index.
 
-    dtype, shape: of one record.
+    path: None to cache nothing. dtype, shape: of a record.
     """
 
     def __init__(self, path: Path | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
@@ -72,7 +72,10 @@ class Kept:
         self.num_bytes = dtype.itemsize * int(np.prod(shape))
 
     def all(self, indices: Sequence[int], inputs: Tensor, computed: Callable[[Tensor], Records]) -> Records:
-        """Return the records of these sequences in order; compute and cache missing ones. inputs: sequences x T."""
+        """Return the records of the sequences `indices`, stacked in their order; compute and cache missing records.
+
+        inputs: tokens of these sequences, sequences x T. computed: maps tokens of some of them to their records.
+        """
         records = {index: self._read(self.path, index) if self.path else None for index in indices}
         missing = [place for place, index in enumerate(indices) if records[index] is None]
         if missing:
@@ -118,16 +121,18 @@ class Teacher(ABC):
     ) -> Iterator[Lesson]:
         """Yield the lesson of each of `num_parts` equal parts of a batch.
 
-        inputs: batch x T, the sequences with these indices in the corpus. predictions, hidden_states: what to compare.
+        indices: indices of the batch's sequences in the training split. inputs: tokens of these sequences, batch x T.
+        predictions, hidden_states: whether to compare predictions, and hidden states.
         """
 
     def hidden_state_error(self, wanted: Tensor, hidden_states: Sequence[Tensor]) -> Tensor:
         """Return the relative squared error of a model's hidden states, averaged over layers and positions: a scalar.
 
-        Hidden states are compared after the parent's norms, so that the few far larger features do not dominate. The
-        squared error is divided by the mean square of the parent's.
-        wanted: as `normed` returns it. hidden_states: as `Decoder.hidden_states` returns them for the same sequences,
-            each batch x T x d_model.
+        The output of each layer is compared after the parent's next norm (`normed`), so that the few far larger
+        features do not dominate. The squared error is divided by the mean square of the parent's normalised output.
+
+        wanted: the parent's result of `normed`. hidden_states: the model's result of `Decoder.hidden_states` for the
+            same sequences, layers + 1 tensors of batch x T x d_model.
         """
         errors = []
         for norm, stream, parents in zip(self.readers, hidden_states[1:], wanted.float().unbind(1), strict=True):
@@ -136,9 +141,9 @@ class Teacher(ABC):
         return torch.stack(errors).mean()
 
     def normed(self, hidden_states: Sequence[Tensor]) -> Tensor:
-        """Return each layer's output after the parent's norm that reads it, batch x layers x T x d_model, in fp16.
+        """Return each layer's output after the parent's next norm, batch x layers x T x d_model, in fp16.
 
-        hidden_states: as in `hidden_state_error`.
+        The next norm is `norm1` of the next layer, or the final norm. hidden_states: result of `Decoder.hidden_states`.
         """
         normed = [norm(stream) for norm, stream in zip(self.readers, hidden_states[1:], strict=True)]
         return torch.stack(normed, dim=1).half()
@@ -146,10 +151,10 @@ class Teacher(ABC):
 
 @final
 class CachedTeacher(Teacher):
-    """A parent on a CPU. Its outputs do not depend on what is cached, nor on the other sequences of a batch.
+    """A parent on a CPU, whose outputs depend neither on what is cached nor on the other sequences of a batch.
 
-    lowered: whether the factors of matrix products are rounded to bf16. most_likely: number of tokens in a prediction;
-        the rest of the vocabulary counts as one more.
+    lowered: whether the factors of matrix products are rounded to bf16. most_likely: number of likely tokens in a
+        prediction; the rest of the vocabulary counts as one more token.
     predictions_path, hidden_states_path: cache files; None for no cache.
     """
 
@@ -181,7 +186,7 @@ class CachedTeacher(Teacher):
         yield from map(Lesson, losses, errors)
 
     def predictions(self, indices: Sequence[int], inputs: Tensor) -> Predictions:
-        """Return the likely next tokens. inputs: batch x T, the sequences with these indices in the corpus."""
+        """Return the most likely tokens after each token. indices, inputs: as in `lessons`."""
         kept = Kept(self.predictions_path, RECORD, (inputs.shape[1], self.most_likely))
         records = kept.all(indices, inputs, self._predicted)
         return Predictions(
@@ -189,7 +194,7 @@ class CachedTeacher(Teacher):
         )
 
     def hidden_states(self, indices: Sequence[int], inputs: Tensor) -> Tensor:
-        """Return hidden states as `normed` does. inputs: as in `predictions`."""
+        """Return the parent's result of `normed`. indices, inputs: as in `lessons`."""
         shape = len(self.readers), inputs.shape[1], self.model.architecture.d_model
         return torch.from_numpy(Kept(self.hidden_states_path, STREAM, shape).all(indices, inputs, self._normed))
 
@@ -218,10 +223,11 @@ class CachedTeacher(Teacher):
 
 @final
 class LiveTeacher(Teacher):
-    """A parent that runs with the model that learns from it. Nothing is stored; predictions cover the whole vocabulary.
+    """A parent that runs beside the model it teaches. Nothing is stored; predictions cover the whole vocabulary.
 
+    model: the parent, whose linears are converted to bf16 if `lowered`.
     lowered: whether factors of products are rounded to bf16; hidden states, norms and logits are in fp32 either way.
-    layer_function: runs the layers, as in `Decoder`.
+    layer_function: calls a layer.
     """
 
     def __init__(self, model: Decoder, *, lowered: bool, layer_function: LayerFunction = nn.Module.__call__) -> None:
@@ -258,7 +264,8 @@ class LiveTeacher(Teacher):
 def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:
     """Return the parent as a teacher: on a GPU it runs with the model; on a CPU its outputs are cached.
 
-    A cache is a file next to the corpus; it is not made if it would take more than a quarter of the free disk.
+    The caches of predictions and of hidden states are files in the corpus's folder. A file that would take more than a
+    quarter of the free disk space is not created. recipe: must have a distillation schedule.
     """
     lowered = recipe.precision == "bfloat16"
     if torch.device(device).type != "cpu":
