@@ -37,8 +37,9 @@ def causal_attention(
 ) -> Attended:
     """Return causal softmax attention, in the type of the values, and, if wanted, the entropy of its rows, nats.
 
-    queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive; row i of head h of the scores
-        is divided by entry h, i. Both results have gradients. Raises UserError as `cuda_triton.attend` if that is used.
+    queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive, or None for 1; row i of head h
+        of the scores is divided by entry h, i. Both results have gradients. Raises UserError, with entropy on CUDA with
+        Triton, for operands that `cuda_triton.attend` refuses.
     """
     device = queries.device.type
     with torch.autocast(device, enabled=False):
@@ -91,7 +92,7 @@ def _is_native(values: Tensor) -> bool:
 
 @cache
 def has_native(head_dim: int) -> bool:
-    """Compile the C++ kernel for a head size unless it is cached; return whether it works, logged once per size."""
+    """Compile the C++ kernel for a head size unless it is cached; return, and log once per size, whether it works."""
     try:
         cpu_native.compiled(head_dim)
     except NotCompiledError as error:

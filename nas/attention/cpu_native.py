@@ -57,7 +57,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
 
 @cache
 def compiled(head_dim: int) -> ctypes.CDLL:
-    """Return the library with forward and backward pass for a head size. Raises NotCompiledError."""
+    """Return the library with the kernel's forward and backward pass for a head size. Raises NotCompiledError."""
     both = library(SOURCE, HEAD_DIM=head_dim)
     for size in (both.forward_room, both.backward_room):
         size.argtypes, size.restype = [ctypes.c_int64], ctypes.c_int64
@@ -168,7 +168,7 @@ def library(source: Path, **defines: int) -> ctypes.CDLL:
 
 
 def own_folder(name: str) -> Path:
-    """Make and return a folder of compiled code in the cache.
+    """Return the folder `name` of compiled code in the cache, which is made if needed.
 
     Raises NotCompiledError if others can write to the folder, since their code would be loaded; OSError or UserError if
     it cannot be made.

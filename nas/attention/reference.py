@@ -9,14 +9,18 @@ from torch.nn import functional
 
 
 class Attended(NamedTuple):
-    """Output, batch x heads x T x head_dim. Entropy, batch x heads x T, nats, 0 to ln i in row i = 1, ...; or None."""
+    """Result of an attention.
+
+    output: batch x heads x T x head_dim. entropy: of each row of weights, batch x heads x T, in nats, from 0 to ln i in
+        row i = 1, 2, ...; None if not computed.
+    """
 
     output: Tensor
     entropy: Tensor | None
 
 
 def capped(numbers: Tensor, cap: float | None) -> Tensor:
-    """Return cap * tanh(x / cap), or the numbers themselves without a cap."""
+    """Return cap * tanh(x / cap) for numbers x, or the numbers themselves without a cap."""
     return numbers if cap is None else cap * torch.tanh(numbers / cap)
 
 
@@ -34,7 +38,7 @@ def attention_reference(
     with_entropy: bool = True,
     cap: float | None = None,
 ) -> Attended:
-    """Return attention by its definition, with the whole T x T matrix of scores, in fp32, or fp64 for fp64 values.
+    """Return causal attention with the whole T x T matrix of scores; results are in fp32, or fp64 for fp64 values.
 
     queries, keys, values: batch x heads x T x head_dim. temperature: heads x T; divides the rows of the scores.
     cap: scores x become cap * tanh(x / cap); None: no cap. with_entropy: ignored; the entropy is always returned.
@@ -89,6 +93,6 @@ def upcast(*parts: Tensor) -> tuple[Tensor, ...]:
 
 
 def bounded(entropy: Tensor) -> Tensor:
-    """Clamp entropies to [0, ln i], which rounding can leave by an ulp."""
+    """Return entropies, ... x T, clamped to [0, ln i] in row i = 1, 2, ..., which rounding can leave by an ulp."""
     upper = row_bounds(entropy.shape[-1], entropy.device).to(entropy.dtype)
     return torch.minimum(entropy.clamp(min=0.0), upper)

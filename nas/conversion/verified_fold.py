@@ -225,8 +225,8 @@ class Reference(NamedTuple):
 
     tokens: sequences x T. few: the first sequences of `tokens`, with FIXED_POSITIONS positions or slightly more.
     single: logits of all tokens in single precision. exact: logits of `few` in double precision. fixed_error: largest
-        absolute difference from `exact` in fixed point. numbers: the fixed point with the most fraction bits in which the model stays within range; that with the
-        fewest bits if it leaves the range with all.
+        absolute difference from `exact` in fixed point. numbers: the fixed point with the most fraction bits in which
+        the model stays within range; that with the fewest bits if it leaves the range with all.
     """
 
     architecture: Architecture

@@ -2,8 +2,8 @@
 
 Activations and their gradients are rounded to bf16; parameters, their gradients, logits, sums and losses are in fp32.
 CPUs multiply bf16 in tiles (Intel's AMX) or in vectors (AVX512-BF16). torch itself offers bf16 products with fp32
-results on CUDA only. On a CPU with tiles, MKL computes them, which torch's builds for x86 contain. On a CPU with
-vectors only, where MKL may not use them, they are computed by code that is compiled from bf16_products.cpp.
+results on CUDA only. On a CPU with tiles, the products are computed by MKL, which torch's builds for x86 contain. On a
+CPU with vectors only, which MKL may not use, they are computed by code that is compiled from bf16_products.cpp.
 """
 
 import ctypes
@@ -86,7 +86,7 @@ class _RoundedWeights(TorchFunctionMode):
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right, both bf16 (in fp32, since bf16 sums make gradients wrong by percents), fp32 or fp64."""
+    """Return left @ right: in fp32 for bf16 factors, whose sums in bf16 would be wrong by percents, or as fp32 or fp64."""
     if left.dtype in (torch.float32, torch.float64):
         return left @ right
     if left.is_cuda:
@@ -96,7 +96,7 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to `total` in place, in the precision of `total`: that of the factors, or fp32 for bf16."""
+    """Add left @ right to `total` in place. total: of the type of the factors, or fp32 if the factors are bf16."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     elif total.is_cuda:

@@ -25,7 +25,7 @@ ROW_MULTIPLE = {"cpu": 1, "cuda": 128}  # of a table's rows in a product; Hopper
 LEAST_LEFT = 1e-6  # least probability of all less likely tokens together, which rounding may make 0
 
 # Maps the logits of a chunk, and data about its rows, to sums over the rows, and to the gradient of the first sum with
-# respect to the logits, which may overwrite them.
+# respect to the logits. It may overwrite the logits.
 RowLosses: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 Known: TypeAlias = Callable[[slice], tuple[Tensor, ...]]  # returns the data about a slice of rows
 Runner: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # `losses_of_chunk`, or compiled code of it
@@ -34,8 +34,8 @@ Runner: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # `losses_of_chunk`, o
 class Distilled(NamedTuple):
     """Mean losses over rows, in nats; if they were computed in chunks, only `loss` has gradients.
 
-    loss: weighted sum of the other two. cross_entropy: of the targets. divergence: KL(p || model) from the predictions
-        p of another model.
+    loss: weighted sum of cross_entropy and divergence. cross_entropy: of the targets. divergence: KL(p || model), where
+        p are the predictions of another model.
     """
 
     loss: Tensor
@@ -82,7 +82,7 @@ def projected_cross_entropy(
 
 
 def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
-    """Return what `projected_cross_entropy` averages: -ln softmax(hidden @ weight.T)[target] of each row, in nats."""
+    """Return -ln softmax(hidden @ weight.T)[target] of each row, in nats, the terms of `projected_cross_entropy`."""
     table, size = padded(weight), len(weight)
     losses = partial(functional.cross_entropy, reduction="none")
     chunks = _chunks(hidden, weight)
@@ -122,7 +122,7 @@ def distilled(
 
 
 def padded(weight: Tensor) -> Tensor:
-    """Append rows of 0 to a table, vocab x d_model, up to the multiple of rows that suits its device."""
+    """Return a table, vocab x d_model, with rows of 0 appended up to the next multiple of ROW_MULTIPLE."""
     num_more = -len(weight) % ROW_MULTIPLE[weight.device.type]
     return functional.pad(weight, (0, 0, 0, num_more)) if num_more else weight
 

@@ -1,4 +1,4 @@
-"""The decoder that is trained: that of `nas.model.layers` with entropies, fast attention and recomputed layers."""
+"""The decoder for training: `nas.model.layers.PlainDecoder` with entropies, fast attention and recomputed layers."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class TrainedTemperature(nn.Module):
         self.log_weight = nn.Parameter(torch.zeros(num_heads, context))
 
     def forward(self, first: int, last: int) -> Tensor:
-        """Return the temperatures of the positions from `first` until before `last`, heads x positions."""
+        """Return the temperatures of positions `first` to `last` - 1, heads x positions."""
         return self.log_weight[:, first:last].exp()
 
 
@@ -136,10 +136,10 @@ def build(
     """Return a decoder with seeded weights: N(0, s) for linears, 0 for biases, 1 for gains.
 
     The standard deviation s is GPT-2's 0.02 at width 768 and proportional to 1 / sqrt(width), so that signals are as
-    strong in a narrow proxy as in the model it stands for; linears that write to the residual stream have s / sqrt(2 x
+    strong in a narrow proxy as in a wide model; linears that write to the residual stream have s / sqrt(2 x
     layers), and queries of eighth powers are multiplied by `query_scale`. The standard deviation of embedding tables is
     proportional to 1 / width, up to 0.16: at width 96, layers with nonlinearities then train faster and linear ones
-    slower, which brings their order nearer to the papers' (see the proxy scale in `nas.recipe.recipe`). In a shaped
+    slower, which brings the ranking of architectures nearer to the papers' (`nas.recipe.recipe`). In a shaped
     block, queries start at 0, layer 0's values at the identity plus N(0, s), and the last linear of an FFN without a
     learned scale at 0.1 times N(0, s).
 

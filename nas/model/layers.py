@@ -1,4 +1,4 @@
-"""The layers of a decoder and the decoder as it runs; `nas.model.decoder` adds what training needs.
+"""The layers of a decoder, and the decoder without training; `nas.model.decoder` adds what training needs.
 
 Modules with weights have the names of the nodes of the op graph that `search_spaces.lower` makes:
 `layers.3.attention.qkv.weight` in a state dict is the weight of node `layers.3.attention.qkv`. Linear weights are
@@ -61,7 +61,7 @@ class PlainDecoder(nn.Module):
         return normed if self.logit_scale == 1 else normed * self.logit_scale
 
     def step(self, tokens: Tensor, past: Past) -> Tensor:
-        """Return the logits after one more token of each sequence, batch x vocab, and add it to the past.
+        """Return the logits after one more token of each sequence, batch x vocab, and extend `past` by that token.
 
         tokens: batch, the next token of each sequence. Raises UserError beyond the context.
         """
@@ -145,9 +145,9 @@ class Block(nn.Module):
 
     @torch.no_grad()
     def scale_queries(self, factors: Tensor) -> Tensor:
-        """Multiply the queries of each head by its factor. factors: one per head.
+        """Multiply the queries of each head by a factor. factors: one per head.
 
-        Returns the factors that were used: their geometric mean if the heads share the gain of a norm.
+        If the heads share the gain of a norm, all get the geometric mean. Returns the factors that were used.
         """
         assert self.attention is not None
         scaled, head_dim = self.get_submodule(self.queries), self.attention.head_dim
@@ -164,8 +164,8 @@ class Block(nn.Module):
 class FeedForward(nn.Module):
     """An FFN that is added to the stream: two linears around an activation, maybe with a gate, or one fused linear.
 
-    activations: pairs of a name in `ACTIVATIONS` and arguments, applied in order. branch_gain: initial factor of the
-        FFN's output in a learned scaled sum; None for a plain sum.
+    activations: pairs of a name in `ACTIVATIONS` and arguments, applied in order. scale: constant factor of the FFN's
+        output. branch_gain: initial factor of the output in a learned scaled sum; None for a plain sum.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ GELUS: dict[str, Callable[[], nn.Module]] = {
     "exact": nn.GELU,
     "piecewise": PiecewiseGelu,
 }
-ACTIVATIONS: dict[str, Callable[..., nn.Module]] = {  # by the op of the activation
+ACTIVATIONS: dict[str, Callable[..., nn.Module]] = {  # class name of the activation's op -> module
     "Gelu": lambda form: GELUS[form](),
     "Relu": nn.ReLU,
     "LeakyRelu": LeakyRelu,

@@ -29,8 +29,8 @@ def query_scale(form: str) -> float:
 class ScoreBound(nn.Module):
     """A number per head that is subtracted from the scores before they are normalised.
 
-    For eighth powers it is learned and starts at -0.5. For other forms it starts at 0: it does not change an exact
-    softmax, but the range of exponentials in private inference, for which `nas.conversion.score_bounds` sets it.
+    For eighth powers it is learned and starts at -0.5. For other forms it starts at 0 and is set by
+    `nas.conversion.score_bounds`: it limits exponentials in private inference, and does not change an exact softmax.
     """
 
     weight: Tensor
@@ -57,9 +57,9 @@ def normalised_attention(
 ) -> Attended:
     """Return attention with weights f(scores) / (row sum of f(scores) + c), where `FORMS[form]` is f and c.
 
-    queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. cap: as in `causal_scores`. The T x T
-        matrix is computed in fp32, or fp64 for fp64 values; the output has the type of the values. The entropy is that
-        of the weights after scaling to a sum of 1; a row of zeros attends to nothing and has entropy 0.
+    queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. cap: scores x become cap * tanh(x / cap);
+        None for no cap. The T x T matrix is computed in fp32, or fp64 for fp64 values; the output has the type of the
+        values. Entropies are of weights scaled to a sum of 1; a row of zeros attends to nothing and has entropy 0.
     """
     length, dtype = queries.shape[-2], torch.promote_types(values.dtype, torch.float32)
     positive = positive_scores(queries.to(dtype), keys.to(dtype), form, bound, temperature, cap)
@@ -83,7 +83,7 @@ def last_rows(
     cap: float | None,
     temperature: Tensor | None,
 ) -> Tensor:
-    """Return the attention output of the last tokens alone, batch x heads x rows x head_dim; the last sees all keys.
+    """Return the attention output of the last `rows` of T tokens, batch x heads x rows x head_dim.
 
     queries: batch x heads x rows x head_dim; keys, values: batch x heads x T x head_dim; temperature: heads x rows.
         form: a key of `FORMS`, or any other name for softmax, which ignores `bound`.
@@ -109,7 +109,7 @@ def positive_scores(
 ) -> Tensor:
     """Return the numerators of the attention weights: at least 0, and 0 where masked; batch x heads x queries x keys.
 
-    The queries are those of the last tokens. With eighth powers, the first query's is 1 if all are given.
+    The queries are those of the last tokens. With eighth powers, the first token's only numerator is 1.
     """
     scores, seen = causal_scores(queries, keys, temperature, cap)
     scores = scores if bound is None else scores - bound.weight[:, None, None]

@@ -8,16 +8,16 @@ from torch.nn import functional
 
 from nas.recipe.recipe import Freezing
 
-MEMORY = 0.9  # of the running mean: a training step moves it by a tenth of the way to the mean of its batch
+MEMORY = 0.9  # weight of earlier steps in the running mean of deviations
 
 
 class FrozenNorm(nn.Module):
     """`weight * (x - mean(x)) / sigma + bias`, or `weight * x / sigma` if it is not centred.
 
-    Before the norm is frozen, sigma is each row's own deviation, as in LayerNorm and RMSNorm; afterwards it is, for all
-    rows, the running mean of the deviations seen in training. Position 0 is excluded from that mean, since its
-    deviation is far from the others' in trained decoders. Validation changes nothing. Compiled code has both norms, and
-    `frozen` selects one, so that freezing needs no new compilation.
+    Before the norm is frozen, each row is divided by its own deviation, as in LayerNorm and RMSNorm; afterwards all rows
+    are divided by sigma, the running mean of the deviations seen in training. Position 0 is excluded from that mean,
+    since its deviation is far from the others' in trained decoders. Validation changes nothing. Compiled code contains
+    both cases, and `frozen` selects one, so that freezing needs no new compilation.
 
     groups: number of equal parts of a row, such as heads of queries, each with its own deviation.
     sigma: the running mean, one per group; 0 before the first step. frozen: 1 or 0, saved with the weights; `is_frozen`
@@ -59,7 +59,7 @@ class FrozenNorm(nn.Module):
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Update the running mean with the deviations seen in the forward passes of a training step."""
+        """Update sigma, unless frozen, with the deviations seen in the forward passes of a training step."""
         total, count = self.seen
         seen = torch.stack(self._seen).mean(dim=0) if self._seen else torch.where(count > 0, total / count, self.sigma)
         followed = torch.where(self.sigma > 0, self.sigma.lerp(seen, 1 - MEMORY), seen)
@@ -74,7 +74,7 @@ class FrozenNorm(nn.Module):
 
     @torch.no_grad()
     def set_frozen(self, frozen: bool = True) -> None:
-        """Fix sigma at its present value, or let the norm normalise each row again."""
+        """Fix sigma at its present value or, with `frozen` False, let the norm normalise each row again."""
         self.is_frozen = frozen
         self.forget()
         self.frozen.fill_(float(frozen))
@@ -131,12 +131,12 @@ class FrozenNorm(nn.Module):
 
 
 def frozen_norms(model: nn.Module) -> dict[str, FrozenNorm]:
-    """Return the norms of a model that are frozen or will be frozen, by name, in order of execution."""
+    """Return every `FrozenNorm` of a model, frozen already or not, by name, in order of execution."""
     return {name: module for name, module in model.named_modules() if isinstance(module, FrozenNorm)}
 
 
 def follow_deviations(model: nn.Module) -> None:
-    """Update the norms that are not frozen yet with the deviations of this step."""
+    """Update sigma of each norm that is not frozen yet with the deviations seen in this step."""
     for norm in frozen_norms(model).values():
         if not norm.is_frozen:
             norm.follow()
@@ -149,7 +149,7 @@ def forget_seen(model: nn.Module) -> None:
 
 
 def freeze_due(model: nn.Module, settings: Freezing, *, step: int, num_steps: int) -> None:
-    """Freeze the norms that are due after `step` of `num_steps`, counted from 1; frozen norms stay frozen."""
+    """Freeze the norms whose turn (`freezing_steps`) has come after `step` steps; frozen norms stay frozen."""
     norms = frozen_norms(model)
     for name, due in freezing_steps(list(norms), settings, num_steps).items():
         if step >= due and not norms[name].is_frozen:
@@ -157,7 +157,7 @@ def freeze_due(model: nn.Module, settings: Freezing, *, step: int, num_steps: in
 
 
 def freezing_steps(names: list[str], settings: Freezing, num_steps: int) -> dict[str, int]:
-    """Return the step, from 1 to num_steps, after which each of these norms is frozen; steps are evenly spread."""
+    """Return the step, from 1 to num_steps, after which each named norm is frozen; steps are evenly spread."""
     ordered = sorted(names, key=_turn)
     spread = settings.end_share - settings.start_share
     shares = [settings.start_share + spread * place / max(1, len(ordered) - 1) for place in range(len(ordered))]

@@ -1,6 +1,6 @@
 """Attention of a decoder's layers; modules have the names of the op graph's nodes (`search_spaces.lower`).
 
-Exported models include this code. `nas.model.settings` makes the arguments.
+Exported models include this code. `nas.model.settings` makes the arguments of modules.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,15 @@ class Temperature(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_heads, context))
 
     def forward(self, first: int, last: int) -> Tensor:
-        """Return the temperatures of the positions from `first` until before `last`, heads x positions."""
+        """Return the temperatures of positions `first` to `last` - 1, heads x positions."""
         return self.weight[:, first:last]
 
 
 class FixedNorm(nn.Module):
-    """A norm whose deviation is a constant that its gain includes: `weight * (x - mean(x)) + bias`, or `weight * x`."""
+    """A frozen norm after folding its deviation into its gain: `weight * (x - mean(x)) + bias`, or `weight * x`.
+
+    centred: whether to subtract the mean and add a bias. epsilon, groups: arguments of `FrozenNorm`, not used here.
+    """
 
     def __init__(self, features: int, epsilon: float, *, centred: bool, groups: int = 1) -> None:
         super().__init__()
@@ -46,7 +49,7 @@ class FixedNorm(nn.Module):
 
 
 class Parts(NamedTuple):
-    """The parts that differ between training and exports: softmax attention, frozen norms and temperatures."""
+    """The parts that differ between training and exports: an attention function and two module constructors."""
 
     attend: Attention = exact_attention
     frozen_norm: Callable[..., nn.Module] = FixedNorm
@@ -57,7 +60,7 @@ EXPORTED = Parts()
 
 
 def norm_of(settings: dict[str, Any] | None, parts: Parts) -> nn.Module:
-    """Return the norm with these settings of `nas.model.settings.norm_settings`, or the identity for None."""
+    """Return the norm for a result of `nas.model.settings.norm_settings`, or the identity for None."""
     if settings is None:
         return nn.Identity()
     features, epsilon, centred = settings["features"], settings["epsilon"], settings["centred"]
@@ -67,7 +70,10 @@ def norm_of(settings: dict[str, Any] | None, parts: Parts) -> nn.Module:
 
 
 class Past:
-    """Keys and values of earlier positions, by index among layers with attention; a cache as in transformers."""
+    """A cache of the keys and values of earlier positions, with methods as in transformers.
+
+    kept: keys and values by the number of their layer, counted from 0 among layers with attention; None for none yet.
+    """
 
     def __init__(self, kept: dict[int, tuple[Tensor, Tensor]] | None = None) -> None:
         self.kept = {} if kept is None else kept  # each batch x heads x T x head_dim
@@ -77,7 +83,7 @@ class Past:
         return self.kept[0][0].shape[-2] if self.kept else 0
 
     def update(self, keys: Tensor, values: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """Append keys and values, batch x heads x T x head_dim, of the layer at `place`; return all so far."""
+        """Append keys and values, batch x heads x T x head_dim, of layer number `place` of `kept`; return all so far."""
         if place in self.kept:
             before = self.kept[place]
             keys, values = torch.cat((before[0], keys), dim=-2), torch.cat((before[1], values), dim=-2)
@@ -130,7 +136,7 @@ class _Attention(nn.Module):
 
 
 class SelfAttention(_Attention):
-    """Causal softmax attention: one linear for queries, keys and values, or three, and an output linear.
+    """Causal attention: one linear for queries, keys and values, or three; softmax, or a form of it; an output linear.
 
     Each key and value head serves the same number of neighbouring query heads.
     """
@@ -167,9 +173,10 @@ class SelfAttention(_Attention):
     def forward(
         self, source: Tensor, with_entropy: bool = True, past: Any | None = None, first: int = 0
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, batch x T x d_model, and the entropies, batch x heads x T, or None if `first` > 0.
+        """Return the output, batch x T x d_model, and the row entropies in nats, batch x heads x T.
 
-        source: batch x T x d_model. past: as in `PlainDecoder.continued`. first: position of the first token.
+        Entropies are None if `first` > 0, and may be None if they are not wanted. source: batch x T x d_model.
+        past: as in `PlainDecoder.continued`. first: position of the first token.
         """
         batch, length, _ = source.shape
         linears = (self.q, self.k, self.v) if hasattr(self, "q") else ()
@@ -194,7 +201,10 @@ def _normed(norm: nn.Module | None, source: Tensor) -> Tensor:
 
 
 class ShapedSelfAttention(_Attention):
-    """Attention by `a*I + b*softmax - c*C` per head (`_Shaped`); values are the source, in layer 0 a linear of it."""
+    """Attention with weights `a*I + b*softmax - c*C`: a, b, c are learned per head, and C averages all visible positions.
+
+    Values are the source itself or, with `projects` (in layer 0), a linear of the source.
+    """
 
     def __init__(
         self, *, d_model: int, bias: bool, projects: bool, temperatures: int | None, parts: Parts, **heads: Any
@@ -208,7 +218,7 @@ class ShapedSelfAttention(_Attention):
     def forward(
         self, source: Tensor, with_entropy: bool = True, past: Any | None = None, first: int = 0
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the attention and entropies, as `SelfAttention.forward`."""
+        """Return output and entropies. Arguments and results are those of `SelfAttention.forward`."""
         batch, length, d_model = source.shape
         packed = self.qk(source).view(batch, length, 2, self.num_heads, self.head_dim)
         queries, keys = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
@@ -239,9 +249,11 @@ class _Shaped(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotates the first features of every head by angles that grow with the position.
+    """Rotates the first `width` features of every head: f and f + width / 2 turn together (as in GPT-NeoX).
 
-    Source: Su et al. 2021, arXiv 2104.09864, with features paired as in GPT-NeoX: f of the first half, f of the second.
+    Their angle is the position times a rate, `rotary_rates(width, base, scaling)[f]`. context: largest number of positions.
+
+    Source: Su et al. 2021, arXiv 2104.09864.
     """
 
     cosines: Tensor
@@ -254,13 +266,13 @@ class Rotary(nn.Module):
         self.compute()
 
     def compute(self) -> None:
-        """Compute the tables, which are not saved."""
+        """Compute the tables of cosines and sines, buffers that are not saved with the weights."""
         cosines, sines = rotary_tables(*self.table)
         self.register_buffer("cosines", torch.from_numpy(cosines), persistent=False)
         self.register_buffer("sines", torch.from_numpy(sines), persistent=False)
 
     def forward(self, heads: Tensor, start: int = 0) -> Tensor:
-        """Rotate heads, batch x heads x T x head_dim, whose first position is `start`."""
+        """Return queries or keys, batch x heads x T x head_dim, rotated; `start` is the position of the first."""
         seen = slice(start, start + heads.shape[-2])
         turned, kept = heads[..., : self.rotary_dim], heads[..., self.rotary_dim :]
         first, second = turned.chunk(2, dim=-1)
@@ -274,7 +286,7 @@ def rotary_tables(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return cosines and sines of the angle of every position and rotated feature, each context x rotary_dim.
 
-    They are numpy arrays, so that a model on `meta`, whose tensors have no data, puts none of them into the cache.
+    They are numpy arrays, so that a model on `meta` does not put tensors without data into the cache.
     """
     angles = np.arange(context)[:, None] * np.array(rotary_rates(rotary_dim, base, scaling))  # context x rotary_dim / 2
     cosines, sines = (np.tile(table(angles), 2).astype(np.float32) for table in (np.cos, np.sin))

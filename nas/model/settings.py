@@ -1,4 +1,4 @@
-"""Convert an architecture into plain data, the arguments of `nas.model.layers`; exports include data and code."""
+"""Convert an architecture into plain data, the arguments of `nas.model.layers`. Exports include both."""
 
 import math
 from dataclasses import asdict, fields
@@ -63,7 +63,11 @@ def layer_settings(architecture: Architecture, index: int) -> dict[str, Any]:
 def norm_settings(
     architecture: Architecture, kind: Norm, *, affine: bool = True, features: int | None = None, groups: int = 1
 ) -> dict[str, Any] | None:
-    """Return a norm's settings; None for kind `none`. features: size of a row; None for d_model. affine: has gains."""
+    """Return a norm's settings; None for kind `none`.
+
+    features: size of a row; None for d_model. affine: whether a norm that is not frozen has a gain and, if centred, a bias.
+    groups: number of equal parts of a row that a frozen norm normalises separately.
+    """
     form = NORMS[kind]
     return None if kind == "none" else {
         "features": features or architecture.d_model,

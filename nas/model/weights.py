@@ -55,9 +55,9 @@ def deployed_weights(model: nn.Module) -> dict[str, Tensor]:
 def load_deployed(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Set weights from their deployed form, the inverse of `deployed_weights`; weights not given stay as they are.
 
-    A norm that will be frozen is frozen now if its weight is given, unless `<norm>.frozen` is given as 0; its weight is
-    then the gain of a norm that still normalises each row. Raises UserError for a name or shape that is not the
-    model's, or a weight that is not finite.
+    If the weight of a `FrozenNorm` is given, the norm is frozen, unless `<norm>.frozen` is given as 0: then the weight
+    is the gain of a norm that still normalises each row. Raises UserError for a name or shape that is not the model's,
+    or a weight that is not finite.
     """
     norms = frozen_norms(model)
     expected = deployed_weights(model) | {f"{name}.frozen": norm.frozen for name, norm in norms.items()}
@@ -106,7 +106,7 @@ def load_stored(model: Decoder, weights: Mapping[str, Tensor]) -> None:
 
 
 def normalise(model: Decoder, settings: Normalisation, generator: torch.Generator) -> None:
-    """Let linears of all layers compute their weights in normalised form. Raises UserError as `chosen_linears`."""
+    """Let the `chosen_linears` compute their weights in normalised form. generator: draws initial singular vectors."""
     for linear, num_rows, num_matrices in chosen_linears(model, settings):
         form: nn.Module = _WeightNorm(num_rows)
         if settings.kind == "spectral":
@@ -117,7 +117,7 @@ def normalise(model: Decoder, settings: Normalisation, generator: torch.Generato
 def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int, int]]:
     """Return, for each linear to normalise, how many of its first rows are normalised and how many matrices they form.
 
-    If query heads share key heads, as many rows of queries as there are of keys form a matrix. Raises UserError for a
+    If query heads share key heads, queries form several matrices, each with as many rows as the keys. Raises UserError for a
     shaped block, whose queries start at 0 and have no direction, or if no layer has such linears.
     """
     if model.architecture.block_facts.is_shaped:

@@ -68,7 +68,7 @@ def lowered(candidate: Candidate, device: str, changes: RecipeChanges = UNCHANGE
 
 
 def kind_of(device: str, precision: Precision) -> str:
-    """Return a device's type, or `cpu with bfloat16 units`. Between kinds, results differ by more than fp32 rounding."""
+    """Return a device's type, or `cpu with bfloat16 units`. Results of two kinds differ by more than rounding."""
     kind = torch.device(device).type
     return f"{kind} with bfloat16 units" if kind == "cpu" and precision == "bfloat16" and has_bf16_units() else kind
 
