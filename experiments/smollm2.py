@@ -119,7 +119,7 @@ def _tuned(settings: Settings, folder: Path, console: Console) -> Path:
         parent=settings.parent,
         tokens=settings.parent_tokens,
         recipe=UNTAUGHT,
-        data=str(_text(folder / "text")),
+        data=str(training_text(folder / "text")),
     )
     (job,) = train_all(plan, folder, console)
     if not (target / CHECKSUMS_FILE).exists():  # written last
@@ -142,7 +142,7 @@ def _searched(name: str, settings: Settings, parent: Path, folder: Path, console
             **{flag: getattr(settings, flag) for flag in SEARCH_FLAGS},
             space=str(CONFIGS / settings.space),
             parent=str(parent),
-            data=str(_text(folder / "text")),
+            data=str(training_text(folder / "text")),
             second_eval_data=str(_english(folder / "english")),
             recipe=RecipeChanges(scale=ScaleChanges(batch=batch, micro_batch=batch, learning_rate=rate)),
         )
@@ -154,7 +154,7 @@ def _searched(name: str, settings: Settings, parent: Path, folder: Path, console
     return searched
 
 
-def _text(folder: Path) -> Path:
+def training_text(folder: Path) -> Path:
     """Return the folder of the training text: Python of the standard library, and docstrings of packages."""
     if not folder.exists():
         new = folder.with_suffix(".new")

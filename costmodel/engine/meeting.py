@@ -81,7 +81,7 @@ def sources_digest() -> str:
     """Return twelve hexadecimal digits that identify the sources in `COMPUTING`, by their names and contents."""
     digest, package = hashlib.sha256(), Path(__file__).parents[1]
     for top in COMPUTING:
-        for path in sorted([package / top] if top.endswith(".py") else (package / top).rglob("*.py")):
+        for path in sorted((package / top).rglob("*.py")):
             content = path.read_bytes()
             digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:12]

@@ -272,7 +272,7 @@ class PricedModel:
             lines.append(f"{describe(priced.extrapolated)}; {UNCHECKED if self.total.network_s is None else WIDER}")
         if self.keys is not None:
             lines.append(
-                f"dealer's keys: {format_bytes(self.keys.party_bytes)} a party for this run alone, sent beforehand "
+                f"dealer's keys: {format_bytes(self.keys.party_bytes)} a party for this answer alone, sent beforehand "
                 f"({format_bytes(self.keys.sent_bytes)} in all, {format_seconds(self.keys.network_s)} on the network, "
                 "not counted elsewhere)"
             )

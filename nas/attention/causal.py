@@ -37,9 +37,9 @@ def causal_attention(
 ) -> Attended:
     """Return causal softmax attention, in the type of the values, and, if wanted, the entropy of its rows, nats.
 
-    queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive, or None for 1; row i of head h
-        of the scores is divided by entry h, i. Both results have gradients. Raises UserError, with entropy on CUDA with
-        Triton, for operands that `cuda_triton.attend` refuses.
+    queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive; row i of head h of the scores
+        is divided by entry h, i. Both results have gradients. Raises UserError, with entropy on CUDA with Triton, for
+        operands that `cuda_triton.attend` refuses.
     """
     device = queries.device.type
     with torch.autocast(device, enabled=False):

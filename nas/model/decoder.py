@@ -136,12 +136,11 @@ def build(
     """Return a decoder with seeded weights: N(0, s) for linears, 0 for biases, 1 for gains.
 
     The standard deviation s is GPT-2's 0.02 at width 768 and proportional to 1 / sqrt(width), so that signals are as
-    strong in a narrow proxy as in a wide model; linears that write to the residual stream have s / sqrt(2 x
-    layers), and queries of eighth powers are multiplied by `query_scale`. The standard deviation of embedding tables is
-    proportional to 1 / width, up to 0.16: at width 96, layers with nonlinearities then train faster and linear ones
-    slower, which brings the ranking of architectures nearer to the papers' (`nas.recipe.recipe`). In a shaped
-    block, queries start at 0, layer 0's values at the identity plus N(0, s), and the last linear of an FFN without a
-    learned scale at 0.1 times N(0, s).
+    strong in a narrow proxy as in a wide model; linears that write to the stream have s / sqrt(2 x layers), and
+    queries of eighth powers are multiplied by `query_scale`. The standard deviation of embedding tables is proportional
+    to 1 / width, up to 0.16: at width 96, layers with nonlinearities then train faster and linear ones slower, which
+    brings the ranking of architectures nearer to the papers'. In a shaped block, queries start at 0, layer 0's values
+    at the identity plus N(0, s), and the last linear of an FFN without a learned scale at 0.1 times N(0, s).
 
     temperature_init: initial value of learned softmax temperatures. slopes: with `global`, all leaky ReLUs share one
         learned slope. Raises UserError as `Decoder` does, and for a shaped block with ReLU instead of softmax, which

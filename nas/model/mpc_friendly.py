@@ -57,9 +57,9 @@ def normalised_attention(
 ) -> Attended:
     """Return attention with weights f(scores) / (row sum of f(scores) + c), where `FORMS[form]` is f and c.
 
-    queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. cap: scores x become cap * tanh(x / cap);
-        None for no cap. The T x T matrix is computed in fp32, or fp64 for fp64 values; the output has the type of the
-        values. Entropies are of weights scaled to a sum of 1; a row of zeros attends to nothing and has entropy 0.
+    queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. cap: scores x become cap * tanh(x /
+        cap); None for no cap. The T x T matrix is computed in fp32, or fp64 for fp64 values; the output has the type of
+        the values. Entropies are of weights scaled to a sum of 1; a row of zeros attends to nothing and has entropy 0.
     """
     length, dtype = queries.shape[-2], torch.promote_types(values.dtype, torch.float32)
     positive = positive_scores(queries.to(dtype), keys.to(dtype), form, bound, temperature, cap)

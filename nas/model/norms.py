@@ -14,10 +14,10 @@ MEMORY = 0.9  # weight of earlier steps in the running mean of deviations
 class FrozenNorm(nn.Module):
     """`weight * (x - mean(x)) / sigma + bias`, or `weight * x / sigma` if it is not centred.
 
-    Before the norm is frozen, each row is divided by its own deviation, as in LayerNorm and RMSNorm; afterwards all rows
-    are divided by sigma, the running mean of the deviations seen in training. Position 0 is excluded from that mean,
-    since its deviation is far from the others' in trained decoders. Validation changes nothing. Compiled code contains
-    both cases, and `frozen` selects one, so that freezing needs no new compilation.
+    Before the norm is frozen, each row is divided by its own deviation, as in LayerNorm and RMSNorm; afterwards, all
+    rows are divided by sigma, the running mean of the deviations seen in training. Position 0 is excluded, since
+    its deviation is far from the others' in trained decoders. Validation changes nothing. Compiled code contains both
+    cases, and `frozen` selects one, so that freezing needs no new compilation.
 
     groups: number of equal parts of a row, such as heads of queries, each with its own deviation.
     sigma: the running mean, one per group; 0 before the first step. frozen: 1 or 0, saved with the weights; `is_frozen`

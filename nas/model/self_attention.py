@@ -83,7 +83,7 @@ class Past:
         return self.kept[0][0].shape[-2] if self.kept else 0
 
     def update(self, keys: Tensor, values: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """Append keys and values, batch x heads x T x head_dim, of layer number `place` of `kept`; return all so far."""
+        """Append keys and values, batch x heads x T x head_dim, of layer `place` (as in `kept`); return all so far."""
         if place in self.kept:
             before = self.kept[place]
             keys, values = torch.cat((before[0], keys), dim=-2), torch.cat((before[1], values), dim=-2)
@@ -201,7 +201,7 @@ def _normed(norm: nn.Module | None, source: Tensor) -> Tensor:
 
 
 class ShapedSelfAttention(_Attention):
-    """Attention with weights `a*I + b*softmax - c*C`: a, b, c are learned per head, and C averages all visible positions.
+    """Attention by `a*I + b*softmax - c*C`, where a, b, c are learned per head and C averages all visible positions.
 
     Values are the source itself or, with `projects` (in layer 0), a linear of the source.
     """
@@ -251,7 +251,7 @@ class _Shaped(nn.Module):
 class Rotary(nn.Module):
     """Rotates the first `width` features of every head: f and f + width / 2 turn together (as in GPT-NeoX).
 
-    Their angle is the position times a rate, `rotary_rates(width, base, scaling)[f]`. context: largest number of positions.
+    The angle is the position times `rotary_rates(width, base, scaling)[f]`. context: largest number of positions.
 
     Source: Su et al. 2021, arXiv 2104.09864.
     """

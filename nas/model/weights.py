@@ -117,8 +117,8 @@ def normalise(model: Decoder, settings: Normalisation, generator: torch.Generato
 def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int, int]]:
     """Return, for each linear to normalise, how many of its first rows are normalised and how many matrices they form.
 
-    If query heads share key heads, queries form several matrices, each with as many rows as the keys. Raises UserError for a
-    shaped block, whose queries start at 0 and have no direction, or if no layer has such linears.
+    If query heads share key heads, queries form several matrices, each with as many rows as the keys. Raises UserError
+    for a shaped block, whose queries start at 0 and have no direction, or if no layer has such linears.
     """
     if model.architecture.block_facts.is_shaped:
         able = " or ".join(repr(name) for name, block in BLOCKS.items() if not block.is_shaped)

@@ -201,7 +201,7 @@ def front_of(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedM
 
 
 def picked(front: Sequence[TrainedMember], choice: str) -> TrainedMember:
-    """Return the knee of a front that is not empty if `choice` is `knee`, else the front's lowest perplexity."""
+    """Return the knee of a front for `knee`, or its member of lowest perplexity for `best`. The front is not empty."""
     if choice == "knee":
         return front[knee([member.point for member in front])]
     return min(front, key=lambda member: member.mean_loss)

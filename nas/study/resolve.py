@@ -220,8 +220,7 @@ def _on_devices(
 
 
 def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
-    """Return the builtin parent if scale is proxy, none is named, and candidates on `base` can start from it, or None.
-    """
+    """Return the builtin parent if a study at scale proxy names no parent and it fits this base; else None."""
     if config.parent is not None or config.scale != "proxy":
         return None
     parent = load_parent(BUILTIN)
