@@ -33,7 +33,7 @@ class Run(PlainRun):
     """A run of a study, with methods that tabulate, draw and report it, compute other costs, and continue it."""
 
     def table(self, of: Literal["front", "trials"] = "front") -> Table:
-        """Return the table of `pareto.csv` (members of the front) or, for `trials`, of `trials.csv` (ended trials)."""
+        """Return the table of `pareto.csv` (members of the front) or, for "trials", of `trials.csv` (ended trials)."""
         return front_table(self) if of == "front" else trial_table(self)
 
     def to_pandas(self, of: Literal["front", "trials"] = "front") -> Any:

@@ -2,7 +2,7 @@
 
 docs/models.md describes the files. The MPC format also has `graph.json`, the op graph node by node. The YAML format has
 `trained-on.u32`: hashes of all windows of five lines of the training text, if the text is known and in the cache.
-Models that start from the export are not validated on documents that repeat such windows. With --fold the model is
+Models that start from the export are not validated on documents with many such windows. With --fold the model is
 first folded (`nas.conversion.fold`) as far as the check of `nas.conversion.verified_fold` passes, to a cheaper
 architecture with the same logits up to rounding.
 """
@@ -254,10 +254,10 @@ def _prepared(
 
 
 def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Path]:
-    """Write an export into the folder `target` and return the paths of its files, sorted; if writing fails, none.
+    """Write an export into the folder `target` and return the paths of its files, sorted.
 
-    Raises UserError if `target` is not empty or cannot be written or, for `hf`, the tokenizer is missing or
-    transformers is not installed.
+    If writing fails, no file is left. Raises UserError if `target` is not empty or cannot be written or, for `hf`, the
+    tokenizer is missing or transformers is not installed.
     """
     try:
         target.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ def newest(file: str) -> Path | None:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Replace a file by one with new content in one step; if that fails, raise OSError and leave the old file.
+    """Write or replace a file in one step; if that fails, raise OSError and leave the old file as it was.
 
     content: text is written as UTF-8. If several processes replace a file at once, the last one wins.
     """

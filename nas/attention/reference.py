@@ -38,7 +38,7 @@ def attention_reference(
     with_entropy: bool = True,
     cap: float | None = None,
 ) -> Attended:
-    """Return causal attention with the whole T x T matrix of scores; results are in fp32, or fp64 for fp64 values.
+    """Return causal softmax attention with the whole T x T matrix of scores, in fp32, or in fp64 for fp64 values.
 
     queries, keys, values: batch x heads x T x head_dim. temperature: heads x T; divides the rows of the scores.
     cap: scores x become cap * tanh(x / cap); None: no cap. with_entropy: ignored; the entropy is always returned.

@@ -306,7 +306,7 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
         if isinstance(node.op, ops.TokenEmbedding):  # equal to a product with one-hot vectors
             values = [numbers.operand(operands["weight"][sequence]) for sequence in tokens]
         else:
-            operands = {suffix: numbers.operand(value) for suffix, value in operands.items()}
+            operands = {suffix: numbers.operand(operands.pop(suffix)) for suffix in tuple(operands)}
             sources = list(zip(*(known[name] for name in node.inputs), strict=True))
             values = [evaluate(node.op, library, operands, *source) for source in sources]
             is_held = is_held and (engine is None or all(engine.holds(node, operands, *source) for source in sources))

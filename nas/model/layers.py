@@ -1,4 +1,4 @@
-"""The layers of a decoder, and the decoder without training; `nas.model.decoder` adds what training needs.
+"""The layers of a decoder and the decoder itself; `nas.model.decoder` adds what only training needs.
 
 Modules with weights have the names of the nodes of the op graph that `search_spaces.lower` makes:
 `layers.3.attention.qkv.weight` in a state dict is the weight of node `layers.3.attention.qkv`. Linear weights are

@@ -49,7 +49,7 @@ class FixedNorm(nn.Module):
 
 
 class Parts(NamedTuple):
-    """The parts that differ between training and exports: an attention function and two module constructors."""
+    """The parts that differ between training and exports: attention function, frozen norms and temperatures."""
 
     attend: Attention = exact_attention
     frozen_norm: Callable[..., nn.Module] = FixedNorm
@@ -136,7 +136,7 @@ class _Attention(nn.Module):
 
 
 class SelfAttention(_Attention):
-    """Causal attention: one linear for queries, keys and values, or three; softmax, or a form of it; an output linear.
+    """Causal attention by softmax or a form in `FORMS`: a linear for queries, keys, values, or three; an output linear.
 
     Each key and value head serves the same number of neighbouring query heads.
     """
@@ -272,7 +272,7 @@ class Rotary(nn.Module):
         self.register_buffer("sines", torch.from_numpy(sines), persistent=False)
 
     def forward(self, heads: Tensor, start: int = 0) -> Tensor:
-        """Return queries or keys, batch x heads x T x head_dim, rotated; `start` is the position of the first."""
+        """Return queries or keys, batch x heads x T x head_dim, rotated. start: position of the first token."""
         seen = slice(start, start + heads.shape[-2])
         turned, kept = heads[..., : self.rotary_dim], heads[..., self.rotary_dim :]
         first, second = turned.chunk(2, dim=-1)

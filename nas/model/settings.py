@@ -1,4 +1,4 @@
-"""Convert an architecture into plain data, the arguments of `nas.model.layers`. Exports include both."""
+"""Convert an architecture into plain data, the arguments of `nas.model.layers`. Exports include data and layers."""
 
 import math
 from dataclasses import asdict, fields

@@ -82,8 +82,8 @@ class Candidate:
     def trained(self) -> Architecture:
         """The architecture at the recipe's scale, whose weights are trained.
 
-        With a parent, it is the `student_architecture`, which folds to the same model. Raises UserError as
-        `trained_architecture` does.
+        With a parent, it is the `student_architecture`, which folds to the same model. Raises UserError if the context
+        is shorter than the scale's sequences, or a dimension is too large.
         """
         made, distillation = trained_architecture(self.architecture, self.recipe.scale), self.recipe.distillation
         if distillation is None:
@@ -106,9 +106,9 @@ class Candidate:
 
 
 def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
-    """Return the candidate as plain data, without settings that have no effect on it and newer settings at defaults.
+    """Return the candidate as plain data, without settings that have no effect on it.
 
-    Omitting the latter keeps the `candidate_id` of candidates from before these settings existed.
+    Settings that were added later are left out at their defaults, so that the `candidate_id` of older candidates stays.
     """
     recipe = asdict(candidate.recipe)
     architecture = candidate.architecture if candidate.recipe.distillation is None else candidate.trained
@@ -188,7 +188,7 @@ def recipe_at(
     """Return the recipe of a scale on some data, adapted by `from_parent` if there is a distillation schedule.
 
     At scale `paper`, data `codeparrot` and `languini`, also as NAME:FOLDER, have the recipes of their papers. seq_len,
-    tokens: None for those of the recipe. Raises UserError for a number out of range.
+    tokens: None for the numbers of the recipe. Raises UserError for a number out of range.
     """
     corpus = data.partition(":")[0] if name == "paper" else ""
     recipe = PAPER_RECIPES.get(corpus, Recipe(scale=SCALES[name], optimizer="muon" if name == "proxy" else "adamw"))

@@ -18,7 +18,7 @@ from search_spaces.notation import parse
 PartKind = Literal["attention", "ffn"]
 Trainable = Literal["all", "changed", "neighbours"]
 
-KINDS: dict[PartKind, tuple[str, ...]] = {  # kind -> fields of a layer
+KINDS: dict[PartKind, tuple[str, ...]] = {  # kind of part -> fields of `Layer` that describe it
     "attention": ("norm1", "attention", "inner1"),
     "ffn": ("norm2", "ffn", "stabiliser", "inner2"),
 }
@@ -35,20 +35,21 @@ class DistillationSchedule:
         placement: layer codes of the parent (`search_spaces.notation`).
         start_share: share of the steps before the gates of removed parts begin to fall linearly from 1 to 0.
         end_share: share of the steps before these gates reach 0.
-        prediction_weight: weight in the loss of learning the parent's predictions; the rest is for the next token.
+        prediction_weight: weight of the parent's predictions in the loss; the rest is for the next token.
         spread_over_depth: whether layers before a tail of empty ones start from layers spread evenly over the parent's
             depth (see `spread_layers`), or from its first layers.
-        linear_fit_tokens: training tokens for fitting parts to the parent's (`nas.conversion.linear_fit`).
+        linear_fit_tokens: training tokens on which linear or polynomial FFNs, and queries of eighth powers, are fitted
+            to the parent (`nas.conversion.linear_fit`).
         teacher_top_k: most likely tokens in the teacher cache for each prediction; the rest of the vocabulary counts
             as one more.
         trainable: the part of the model that is trained. all: the whole model. changed: attention, FFNs and final norm
-            that differ from the parent's, and the sub-layers next to removed ones. neighbours: also those next to all
-            others that differ. If nothing differs, all is trained.
+            that differ from the parent's, and the sub-layers next to removed ones. neighbours: also the sub-layers next
+            to any that differ. If nothing differs, the whole model is trained.
         blockwise_tokens: tokens on which each new sub-layer is first trained on its own, on the parent's hidden states
             (`nas.training.distillation.library`); 0 to start from the parent's weights.
         kept_layers: number of first layers that stay exactly the parent's, with its embedding; None if all may be
             trained.
-        hidden_state_weight: weight in the loss of the relative error of hidden states from the parent's.
+        hidden_state_weight: weight, in the loss, of the hidden states' relative error against the parent's.
 
     Raises UserError if a number is out of range.
     """
@@ -81,7 +82,7 @@ class DistillationSchedule:
                 raise UserError(f"`{name}` of a schedule must be at least {least}, but got {value}.")
 
     def gate_at(self, step: int, num_steps: int) -> float:
-        """Return the gate of removed parts, from 1 down to 0, after step 0, 1, ..., num_steps."""
+        """Return the factor, falling from 1 to 0, of removed parts after step 0, 1, ..., num_steps."""
         begin, end = self.start_share * num_steps, self.end_share * num_steps
         return min(1.0, max(0.0, (end - step) / (end - begin)))
 
@@ -122,8 +123,9 @@ def student_architecture(target: Architecture, parent: Architecture, *, spread: 
 def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Spread two or more layers that are followed by two or more empty ones evenly over the depth; else change nothing.
 
-    A tail of empty layers fixes the number of the others, but not the parent layers from which they start. Spread
-    layers reach a lower perplexity than first ones: five of the builtin parent 9.86, not 15.3 (docs/research-log.md).
+    A tail of empty layers fixes the number of the others, but not the parent layers from which they start. Five
+    layers that start spread over the builtin parent reach a perplexity of 9.86; five that start as its first layers
+    reach 15.3 (docs/research-log.md).
     """
     kept = [layer for layer in layers if layer != EMPTY]
     if len(kept) < 2 or len(layers) - len(kept) < 2 or EMPTY in layers[: len(kept)]:
@@ -150,7 +152,7 @@ def removed_parts(trained: Architecture, parent: Architecture) -> Iterator[Part]
 
 
 def trained_parts(trained: Architecture, parent: Architecture, trainable: Trainable) -> list[Part] | None:
-    """Return the attention and FFNs to train, in order; None for the whole model, also if nothing differs."""
+    """Return the attention and FFNs to train, in order; None to train the whole model, also if nothing differs."""
     places = [Part(index, kind) for index in range(parent.num_layers) for kind in KINDS]
     reach = dict.fromkeys(removed_parts(trained, parent), 1)  # neighbours of removed parts must compensate for them
     for part in places:
@@ -177,7 +179,7 @@ def fitted_parts(trained: Architecture, parent: Architecture) -> list[Part]:
 
 
 def fitted_degree(form: str, theirs: Layer, parent: Architecture) -> int | None:
-    """Return the degree of the polynomial by which an FFN of this form replaces the activation of `theirs`, else None.
+    """Return the degree of the polynomial by which FFN `form` replaces the activation of layer `theirs`, else None.
 
     A square without a gate can be fitted only if the parent's FFN has no gate either, and its `down` has a bias.
     """

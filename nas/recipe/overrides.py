@@ -1,4 +1,4 @@
-"""The user's changes to a recipe, as dataclasses and flags `--recipe.*`. None means unchanged."""
+"""The user's changes to a recipe, as dataclasses and flags `--recipe.*`. A field of None means no change."""
 
 import sys
 from argparse import SUPPRESS, Action

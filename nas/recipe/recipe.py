@@ -46,10 +46,10 @@ class Scale:
         batch: sequences per optimizer step.
         micro_batch: sequences per forward pass, a divisor of the batch; fewer need less memory.
         learning_rate: peak learning rate.
-        warmup_share: share of the steps before the peak.
+        warmup_share: share of the steps before the learning rate reaches its peak.
         rungs: shares of the tokens after which the model is validated, ending with 1.
-        validation_tokens: most tokens of the last validation, spread evenly over documents (`nas.corpus.sequences`);
-            earlier validations use a quarter.
+        validation_tokens: largest number of tokens of the last validation, spread evenly over documents
+            (`nas.corpus.sequences`); earlier validations use a quarter.
 
     Raises UserError if a number is out of range.
     """
@@ -84,7 +84,7 @@ class Scale:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of a final training: the tokens, rounded up to whole batches."""
+        """Number of optimizer steps of a final training: enough whole batches for `tokens`."""
         return -(-self.tokens // (self.batch * self.seq_len))
 
     @property
@@ -94,12 +94,12 @@ class Scale:
 
     @property
     def rung_steps(self) -> tuple[int, ...]:
-        """The steps after which rungs end, from 1 to num_steps, rising."""
+        """The steps, from 1 to num_steps and rising, after which the model is validated."""
         return tuple(sorted({max(1, round(share * self.num_steps)) for share in self.rungs}))
 
     @property
     def rung_validation_tokens(self) -> int:
-        """Validation tokens of rungs before the last: a quarter, since they are compared only with each other."""
+        """Tokens of validations before the last: a quarter, since their losses are compared only with each other."""
         return -(-self.validation_tokens // 4)
 
     @property
@@ -213,9 +213,9 @@ class Foldable:
     """Keeps linear FFNs invertible enough to be folded into the basis of the residual stream.
 
     Args:
-        floor: smallest allowed singular value of a layer's map of the residual stream; without an FFN all are 1.
-            Setting it turns this on.
-        every: optimizer steps between corrections; one more follows the last step. Setting it turns this on.
+        floor: smallest allowed singular value of a layer's map of the residual stream; without an FFN, all singular
+            values are 1. Setting it turns corrections on.
+        every: optimizer steps between corrections; one more follows the last step. Setting it turns corrections on.
 
     See `nas.training.distillation.foldable`.
     """
@@ -245,10 +245,10 @@ class Recipe:
         slopes: whether each leaky ReLU learns its own slope, or all share one.
         optimizer: muon trains the weights of the layers' linears with Muon, at AdamW's rate, and the rest with AdamW.
         schedule: decay of the learning rate after warm-up.
-        final_rate_share: last learning rate over the peak.
-        beta1: AdamW's decay of the mean gradient.
-        beta2: AdamW's decay of the mean squared gradient.
-        eps: AdamW's smallest denominator.
+        final_rate_share: last learning rate as a share of the peak.
+        beta1: decay of AdamW's running mean of gradients.
+        beta2: decay of AdamW's running mean of squared gradients.
+        eps: constant added to AdamW's denominator.
         weight_decay: decay of the weights of linears and embedding tables.
         clip_norm: norm of the whole gradient above which it is scaled down.
         temperature_init: initial value of learned softmax temperatures.
@@ -316,10 +316,10 @@ def check_precision(precision: Precision | None) -> None:
 def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:
     """Adapt a recipe to start from a trained parent, which needs fewer and smaller steps than random weights.
 
-    The recipe gets AdamW, early freezing, so that most of the training is recovery, and weight 10 for the parent's
-    hidden states, or 0 if its predictions have weight 0. At scale `parent`, new sub-layers are first trained alone, and
-    then only changed parts (`trainable`). Other scales get an eighth of the rate, half the batch and five eighths of
-    the tokens, as chosen at scale `proxy` (`experiments/data/fidelity-levers.csv`).
+    The recipe gets AdamW, early freezing, so that most of the training is recovery, a decay to 2 % of the peak rate,
+    and weight 10 for hidden states, or 0 if predictions have weight 0. At scale `parent`, new sub-layers are first
+    trained on their own, and then only changed parts (`trainable`). Other scales get an eighth of the rate, half the
+    batch and five eighths of the tokens, as chosen at scale `proxy` (`experiments/data/fidelity-levers.csv`).
     """
     scale, freezing = recipe.scale, Freezing(start_share=0.02, end_share=0.25)
     recipe = replace(recipe, optimizer="adamw", final_rate_share=0.02, freezing=freezing)
@@ -340,7 +340,7 @@ def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:
 
 
 def usual_scale(parent: Architecture | None) -> ScaleName:
-    """Return the default scale: `parent` if the parent's head size or vocabulary is not the proxy's, else `proxy`."""
+    """Return the default scale: `parent` if a parent's head size or vocabulary is not the proxy's, else `proxy`."""
     scale = SCALES["proxy"]
     narrow = parent is None or (parent.head_dim, parent.vocab_size) == (scale.head_dim, scale.vocab_size)
     return "proxy" if narrow else "parent"
@@ -352,7 +352,7 @@ def layers_kept_foldable(architecture: Architecture) -> list[int]:
 
 
 def trained_architecture(architecture: Architecture, scale: Scale) -> Architecture:
-    """Return the architecture to train: the same depth, heads and layers with the scale's width and vocabulary.
+    """Return the architecture to train: the same depth, heads and layers with the scale's head size and vocabulary.
 
     Raises UserError if the architecture's context is shorter than the scale's sequences, or a dimension is too large
     for a tensor.

@@ -60,7 +60,7 @@ def table(run: Run, eta_s: float | None) -> Table:
 
 @contextmanager
 def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], None]]:
-    """Show the progress of a run; yield a function that updates the display, cheap to call. state: returns the run."""
+    """Show the progress of a run; yield a function, cheap to call, that updates it. state: returns the present run."""
     began_s, num_begun, num_shown, checked = time.monotonic(), len(state().finished), -1, -math.inf
     screen = Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext()
 

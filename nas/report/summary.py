@@ -37,7 +37,7 @@ IN_NOISE = "within noise of its cheaper neighbour"
 
 
 def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
-    """Return lines on what a run found: front, n-grams, baselines, order against the papers, scale, and `plots`."""
+    """Return lines on what a run found: front, n-grams, baselines, order against the papers, scale, files."""
     lines = [
         f"front: {len(run.front)} {'member' if len(run.front) == 1 else 'members'} within {format_budget(run.budget)} "
         "per token"
@@ -144,7 +144,7 @@ def unstable_lines(run: Run) -> list[str]:
 
 
 def price_line(run: Run) -> str:
-    """Return the run's protocols and whom you must trust, and which ops of the front `published` has no data for."""
+    """Return a line on protocols, whom you must trust, and what of the front is outside the data of `published`."""
     words = ""
     if "published" in run.config.protocols:
         forms = [deployed_of(member.most_expensive, run.base) for member in run.front]

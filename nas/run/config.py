@@ -81,8 +81,8 @@ class StudyConfig(BudgetOptions):
             the share that fits their memory and was measured to be fastest; at scales smoke and proxy, 0 unless GPUs
             were measured to be faster. On a cluster with GPUs, the default is 1.
         threads_per_trial: threads of a trial on a CPU. The default is 1, except at scales above proxy on a machine with
-            more cores than trials: the trials then share all cores, as far as this was measured to be faster. It
-            changes results only by rounding.
+            more cores than trials at a time: the trials then share all cores, as far as that was measured to be faster.
+            The number changes results only by rounding.
         ray_address: an existing Ray cluster whose nodes share the run folder: auto, HOST:PORT or ray://HOST:PORT.
         seed: the same seed gives the same trials and, on a CPU, the same numbers. Further seeds are the next numbers.
         recipe: changes to the default recipe of scale and data.

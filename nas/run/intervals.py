@@ -41,7 +41,7 @@ def pooled_deviation(losses: Iterable[Sequence[float]]) -> float | None:
 
 
 def seed_error(losses: Sequence[float], pooled: float | None) -> float | None:
-    """Standard error over seeds of the mean of a member's losses, nats; None if `pooled`, as pooled above, is None."""
+    """Standard error over seeds of a member's mean loss, nats; None if `pooled` (of `pooled_deviation`) is None."""
     if pooled is None:
         return None
     deviation = math.sqrt(variance(losses)) if len(losses) >= 2 else 0.0

@@ -221,7 +221,7 @@ def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
 
 
 def holds_on_first_alone(member: TrainedMember, front: Sequence[TrainedMember]) -> bool:
-    """Whether a front member that is as fast has a loss on the second corpus lower by ERRORS_APART standard errors."""
+    """Whether a front member that is no slower is better on the second corpus by over ERRORS_APART standard errors."""
     ours = member.second_loss
     for other in front:
         theirs = other.second_loss

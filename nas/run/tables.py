@@ -23,7 +23,7 @@ def write_tables(run: Run) -> None:
     architectures.mkdir()
     for member in run.front:
         text = dump_architecture(ledger.architecture_of(member.first, run.base))
-        (architectures / f"{member.arch_id}.yaml").write_text(text)
+        (architectures / f"{member.arch_id}.yaml").write_text(text, encoding="utf-8")
 
 
 def trial_table(run: Run) -> Table:

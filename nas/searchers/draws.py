@@ -27,11 +27,11 @@ WALKED = 10_000  # members enumerated when draws find nothing new, so that small
 
 
 class Place(NamedTuple):
-    """The place of a member among all members.
+    """The latency and slice of a member, and the form by which members with the same model are recognised.
 
     form: identifies the model whose cost counts: the folded form if costs are folded costs, else the member itself.
-        latency_s: seconds per token; NaN if it is not a member of the space. fits: whether it is within the budget.
-        slice: the number of the slice that contains it, or None.
+        latency_s: seconds per token; NaN if the space does not contain the member. fits: whether the member is within
+        the budget. slice: the number of the slice that contains the member, or None.
     """
 
     form: Hashable
@@ -41,9 +41,9 @@ class Place(NamedTuple):
 
 
 class Draws:
-    """The members within a budget, in slices of cost that do not overlap.
+    """The members within a budget, in slices of latency that do not overlap.
 
-    slices: the slices that contain a member, cheapest first.
+    slices: the slices that contain at least one member, cheapest first.
     """
 
     def __init__(self, feasible: FeasibleSpace) -> None:
@@ -52,7 +52,7 @@ class Draws:
         self._places: dict[Member, Place] = {}
 
     def place_of(self, member: Member) -> Place:
-        """Return the place of a member, cached because long searches ask for every member repeatedly."""
+        """Return the `Place` of a member, cached because long searches ask for every member repeatedly."""
         if member not in self._places:
             place = Place(deployed(member.architecture) if self.feasible.priced.cost_of == "folded" else member)
             if (path := path_of_member(self.feasible.space, member)) is not None:
@@ -63,7 +63,7 @@ class Draws:
         return self._places[member]
 
     def new_of(self, members: Collection[Member], seen: Collection[Member]) -> list[Member]:
-        """Return the members within the budget, except those that fold to the model of a seen or an earlier member."""
+        """Return those of `members` within the budget whose `Place.form` no seen and no earlier member has."""
         forms, new = {self.place_of(member).form for member in seen}, list[Member]()
         for member in members:
             place = self.place_of(member)
@@ -89,8 +89,8 @@ class Draws:
     ) -> list[Member]:
         """Return `chosen` and newly drawn members, `size` in all; fewer only if no more new members are found.
 
-        A new member has a `Place.form` that no member of `seen` or `chosen` has. It is drawn from the slice that
-        contains the fewest of them, if that slice has a new one.
+        A new member has a `Place.form` that no member of `seen`, no chosen and no drawn one has. It is drawn from the
+        slice that contains the fewest of these members, if a new one is found there, else from the next.
         """
         members, known = list(chosen), (*seen, *chosen)
         forms, held = {self.place_of(member).form for member in known}, self._held(known)

@@ -11,7 +11,7 @@ from nas.searchers.strategy import Observation, SearchProblem, Strategy, points_
 from search_spaces.notation import Member
 from search_spaces.variation import crossover, mutate
 
-PARENTS = 4  # whole fronts are taken, best first, until they have this many members
+PARENTS = 4  # whole fronts are taken, best first, until they have at least this many members together
 CROSSOVER_SHARE = 0.5
 CHOICES = 16  # offspring drawn for each proposal; the one nearest to its latency target is taken
 
@@ -20,8 +20,8 @@ CHOICES = 16  # offspring drawn for each proposal; the one nearest to its latenc
 class Evolution(Strategy):
     """Proposes draws that are even over costs, then offspring of the best fronts so far.
 
-    Each offspring has a latency target, uniform in the slice of cost with the fewest trained members; the nearest new
-    one of CHOICES draws is taken. Without a target, most offspring lie close to the budget, as nearly all members do.
+    Each offspring has a latency target, uniform in the slice of latency with the fewest trained members. Of CHOICES
+    draws, the new one nearest to the target is taken. Without targets, most offspring would cost nearly the budget.
     """
 
     def __init__(self, problem: SearchProblem) -> None:

@@ -28,7 +28,7 @@ except ImportError:
     ) from None
 
 SUGGESTIONS = 8  # for each proposal
-FIELDS = ("norm1", "attention", "norm2", "ffn", "stabiliser", "inner1", "inner2")  # the last two where they differ
+FIELDS = ("norm1", "attention", "norm2", "ffn", "stabiliser", "inner1", "inner2")  # of `Layer`; inner* unless all `own`
 SETTINGS: dict[str, dict[str, Any]] = {
     "NSGAIISampler": {"population_size": 8},
     "TPESampler": {"multivariate": True},
@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class OptunaStrategy(Strategy):
-    """A sampler of Optuna, named by its class, such as TPESampler. Raises UserError if Optuna does not have it."""
+    """A searcher by a sampler of Optuna. sampler: name of its class. Raises UserError if Optuna has no such sampler."""
 
     def __init__(self, problem: SearchProblem, sampler: str) -> None:
         made = getattr(optuna.samplers, sampler, None)

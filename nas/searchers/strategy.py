@@ -1,4 +1,4 @@
-"""The interface of searchers, from earlier results to the members to train next, and the table of their names."""
+"""The interface of searchers, which choose the members to train next from earlier results, and the searchers' names."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -39,9 +39,10 @@ class Suggestion:
     Attributes:
         is_proxy: whether it is a low-fidelity evaluation, which stops at the first rung.
         expected: predicted final log-perplexity, nats, or None.
-        index: numbers candidates and baselines in order; a replicate has the index of its candidate.
+        index: number of the candidate or baseline, in order from 0; a replicate has the index of its candidate.
+        generation: number of the candidate's generation, from 0.
         role: baselines are trained for comparison only.
-        replicate: number of the seed after the run's own seed, which is 0.
+        replicate: seed of the training minus the run's seed; 0 for the first training of a candidate.
     """
 
     member: Member
@@ -67,6 +68,7 @@ class Observation:
         log_perplexity: final result or prediction, nats; None if it diverged or failed.
         deviation: standard deviation of the prediction, nats; None for a result.
         promoted: whether an evaluated member has been promoted to its final training.
+        index, replicate: as in `Suggestion`.
         feasible: whether the folded form stays within fixed-point range and the budget.
         rung_losses: validation losses at the rungs, nats per token, in order.
     """
@@ -99,7 +101,7 @@ class RemainingBudget(NamedTuple):
     per_end: float = 3.0
 
     def after(self, *, is_proxy: bool) -> "RemainingBudget":
-        """Return what is left after one more training."""
+        """Return the budget after one more training. is_proxy: whether that is a low-fidelity evaluation."""
         return RemainingBudget(self.proxy_evals - is_proxy, self.final_trainings - (not is_proxy), self.per_end)
 
 
@@ -109,9 +111,9 @@ class SearchProblem:
 
     Attributes:
         feasible: the members within the budget.
-        reference_loss: nats; candidates above it add nothing to the front.
+        reference_loss: loss of the hypervolume's reference point, nats; candidates above it add nothing.
         parent: the model that candidates start from, in the dimensions of the space; None from scratch.
-        parent_loss: its loss, nats.
+        parent_loss: the parent's validation loss, nats per token; None from scratch.
         short_finetune: whether candidates train on far fewer tokens than the parent did, so that most of the loss from
             removed sub-layers remains.
         blocks: block scores of the parent, for the searchers in `nas.study.open_trials.BLOCK_READERS`; None for others.
@@ -128,7 +130,7 @@ class SearchProblem:
 class Strategy(ABC):
     """A searcher, which is constructed from a `SearchProblem` and proposes one generation at a time.
 
-    takes_proxies: whether it asks for low-fidelity evaluations first, rather than only for final trainings.
+    takes_proxies: whether the searcher asks for low-fidelity evaluations first, not only for final trainings.
     """
 
     takes_proxies: ClassVar[bool] = False
@@ -142,9 +144,9 @@ class Strategy(ABC):
     ) -> list[Member]:
         """Propose `size` members within the budget, whose folded models differ from each other and from seen ones.
 
-        Fewer mean that there are no more, which ends the search. rng: the only source of randomness, so that proposals
-        can be reproduced. seen: every member that was proposed before. trained: results and predictions so far, in a
-        fixed order.
+        Fewer members mean that there are no more, which ends the search. rng: the only source of randomness, so that
+        proposals can be reproduced. seen: every member that was proposed before. trained: results and predictions so
+        far, in a fixed order.
         """
 
     def suggestions(
@@ -155,12 +157,12 @@ class Strategy(ABC):
         trained: Sequence[Observation],
         remaining: RemainingBudget,
     ) -> list[Suggestion]:
-        """Ask for at most `size` trainings, or for none if nothing is left. By default all are final trainings."""
+        """Return at most `size` trainings to run, or none if nothing is left. By default all are final trainings."""
         return [Suggestion(member) for member in self.propose(min(size, remaining.final_trainings), rng, seen, trained)]
 
 
 def points_of(trained: Sequence[Observation]) -> list[tuple[Member, Point]]:
-    """Return the members that did not diverge or fail, with their results or predictions as points."""
+    """Return the members that did not diverge or fail, with latency (s) and final or predicted log-perplexity."""
     return [
         (training.member, (training.latency_s, training.log_perplexity))
         for training in trained

@@ -7,7 +7,7 @@ The standard deviations of form weights and discrepancy are the most probable on
 Three global features are ln((1 + layers) / (1 + nonlinear FFNs)), the same for attentions (one with half of the heads
 counts as half), and attention gaps: the share of pairs of layers with no attention from the first to the second, so
 that no token mixing happens. `Features.rows` lists the others. Prior means, relative to the parent, are a least-squares
-fit over four parents (docs/proxies.md). Block scores of attentions add nothing to gaps, so their weight is near 0.
+fit over four parents (docs/proxies.md). Beside gaps, block scores of attentions tell nothing: weight near 0.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", sections 2.1, 5.4.1 and 5.4.2.
 """
@@ -38,16 +38,16 @@ JITTER = 1e-9  # added to the diagonal of a smooth covariance, so that it has a 
 SEED_NOISE = 0.006  # nats, standard deviation between seeds of a candidate; experiments/data/fidelity.csv
 WORTHS = (0.005, 0.01, 0.02, 0.05, 0.1)  # nats, standard deviation of the weight of a sub-layer form at one depth
 DISCREPANCIES = (0.01, 0.02, 0.05, 0.1, 0.2)  # nats, standard deviation of the discrepancy
-USUAL = (0.02, 0.05)  # centre of the prior of both
+USUAL = (0.02, 0.05)  # centre of the prior of WORTHS, of DISCREPANCIES
 PAIRS = tuple(product(WORTHS, DISCREPANCIES))
-SHORT_UNIT = 0.1  # unit of WORTHS with short recovery, where most block scores are below 0.003 nats
+SHORT_UNIT = 0.1  # factor of WORTHS after short recovery, where most block scores are below 0.003 nats
 HEADS = {"none": 0.0, "softmax-half": 0.5}  # share of a layer's heads; all of them in other forms
 NUM_COUNTS = 7  # global features other than block scores
 SPREAD = 1.0  # standard deviation of the logarithms of WORTHS and DISCREPANCIES around USUAL
 
 
 class Prior(NamedTuple):
-    """Normal distribution of a weight."""
+    """Mean and standard deviation of a weight's normal prior."""
 
     mean: float
     deviation: float
@@ -59,7 +59,7 @@ LIVE_NORM = Prior(-0.005, 0.01)
 SHORT_LIVE_NORM = Prior(0.0, 0.01)  # with short recovery, block scores already contain the effect of norms
 REGULARISED = Prior(0.0, 0.05)
 FIRST_FFN = Prior(0.0, 0.1)  # a nonlinear FFN in the first layer, beyond its block score
-BLOCK_FACTORS = (Prior(0.0, 0.02), Prior(0.07, 0.1))  # per block score of attentions, of FFNs
+BLOCK_FACTORS = (Prior(0.0, 0.02), Prior(0.07, 0.1))  # loss per ln(1 + block score) of attentions, of FFNs
 # After recovery on 32,768 tokens, two candidates of SmolLM2 kept 0.41 and 0.58 of their scores, and one of Gemma 3 270M
 # after 16,384 tokens 0.47.
 SHORT_FACTORS = (Prior(0.5, 0.2), Prior(0.5, 0.2))
@@ -71,10 +71,14 @@ GAPS = Prior(1.2, 0.4)  # per share of pairs of layers with no attention from th
 class Features:
     """The features of members and the prior of their weights, made by `features_of`.
 
-    Layers are numbered as in `stages`. sub_layer_forms: layer x 2, the numbers of the forms of its attention and its
-    FFN. kept: layer x 2, share of its heads, and whether its FFN is nonlinear. live_norms: number of each layer's live
-    norms. base: prior of the log-perplexity when neither attentions nor FFNs are scarce. blocks: depth x layer x 2,
-    ln(1 + block score), since the largest losses recover most; or None. unit: factor by which WORTHS are multiplied.
+    stages: the choices of the space, which number the layers.
+    sub_layer_forms: layer x 2, the numbers, below `num_forms`, of the forms of attention and FFN.
+    kept: layer x 2, share of heads that the layer has, and 1 for a nonlinear FFN, else 0.
+    live_norms: number of live norms of each layer.
+    base, live_norm, block_factors: priors of the log-perplexity when neither attentions nor FFNs are scarce, of the
+        weight of a live norm, and of the weights of block scores.
+    blocks: depth x layer x 2, ln(1 + block score), since the largest losses recover most; None without scores.
+    from_parent: whether candidates start from a parent. unit: factor by which WORTHS are multiplied.
     """
 
     stages: Stages
@@ -96,7 +100,7 @@ class Features:
     def rows(self, members: Sequence[Member]) -> Floats:
         """Return the features of members, members x features.
 
-        Their order: forms by depth, base, live norms, regularised, first FFN, scarcity, gaps, scores.
+        The order of features is: forms by depth, base, live norms, regularised, first FFN, scarcity, gaps, scores.
         """
         given = [member.architecture.layers for member in members]
         # with a parent, at the depths of its layers that initialise them
@@ -137,13 +141,13 @@ class Features:
         return root
 
     def scales(self, worth: float) -> Floats:
-        """Factors of the columns of `root` for form weights with a deviation of `worth` nats."""
+        """Return the factor of each column of `root` that gives form weights a standard deviation of `worth` nats."""
         return np.concatenate([np.full(self.num_sub_layer_weights, worth), np.ones(len(self._others))])
 
     def additive(self, weights: Floats, around: Floats) -> Scores:
         """Turn weights into scores that add up over layers, depth x layer, by linearising the global features.
 
-        around: depth x 2, the heads and FFNs kept by the member around which they are linearised.
+        around: depth x 2, `kept` of the layers of the member around which the features are linearised.
         """
         depths, size = np.arange(len(self.stages.steps)), self.num_sub_layer_weights
         _, live, _, first_ffn, *scarcity, gaps = weights[size : size + NUM_COUNTS]
@@ -161,7 +165,7 @@ class Features:
 def lacking(left: Floats) -> Floats:
     """Return members x 3: scarcity of attentions and nonlinear FFNs, and attention gaps.
 
-    left: members x depth x 2, as `kept` returns for each layer.
+    left: members x depth x 2, the results of `kept` for each layer.
     """
     counts = np.log((1 + left.shape[1]) / (1 + left.sum(axis=1)))
     return np.column_stack([counts, gap_share(left[:, :, 0] > 0)])
@@ -177,14 +181,14 @@ def gap_share(has_attention: Bools) -> Floats:
 
 
 def gap_shares_closed(has_attention: Bools) -> Floats:
-    """Return by how much attention at each depth lowers the gap share of a member. has_attention: depth."""
+    """Return by how much attention at each depth lowers a member's `gap_share`, one number per depth."""
     there = np.eye(len(has_attention), dtype=bool)
     closed: Floats = gap_share(has_attention & ~there) - gap_share(has_attention | there)
     return closed
 
 
 def features_of(stages: Stages, problem: SearchProblem) -> Features:
-    """Build the features of a problem's space. stages: its layers by depth."""
+    """Return the features of a problem's space. stages: result of `stages_of` for this space."""
     halves = [sub_layer_forms(layer) for layer in stages.layers]
     numbers = {form: number for number, form in enumerate(dict.fromkeys(form for both in halves for form in both))}
     blocks = None
@@ -260,8 +264,8 @@ class Posterior(NamedTuple):
 class PredictiveDistribution(NamedTuple):
     """Predicted log-perplexities of members, without discrepancy and seed noise.
 
-    rooted: features times the root of the covariance, members x features. mean, variance: of each member. crossed:
-        covariance of each prediction with the weights in units of the root, members x features.
+    rooted: features times the root of the covariance, members x features. mean, variance: one number per member, nats
+        and nats^2. crossed: covariance of each prediction with the weights in units of the root, members x features.
     """
 
     rooted: Floats
@@ -272,7 +276,7 @@ class PredictiveDistribution(NamedTuple):
 
     @property
     def deviation(self) -> Floats:
-        """Standard deviation of each member, discrepancy included."""
+        """Standard deviation of each member's log-perplexity, discrepancy included, nats."""
         deviation: Floats = np.sqrt(self.variance + self.discrepancy**2)
         return deviation
 
@@ -289,8 +293,8 @@ class PredictiveDistribution(NamedTuple):
     def with_own(self, losses: Floats, variances: Floats) -> tuple[Floats, Floats]:
         """Return mean and standard deviation, discrepancy included, of members, given their own observations (if any).
 
-        losses, variances: of those observations; the variance is infinite for none. The posterior contains them; given
-            the weights, only a member's own observation carries information about its discrepancy.
+        losses, variances: one observation per member; an infinite variance stands for none. The weights are
+            already fitted to the observations, but only its own observation tells of a member's discrepancy.
         """
         share = 1 / (1 + variances / self.discrepancy**2)  # of the discrepancy that the observation reveals
         mean = self.mean + share * (losses - self.mean)

@@ -26,17 +26,17 @@ from nas.searchers.surrogate import SEED_NOISE, Observations, Posterior, Predict
 from search_spaces.notation import Member
 from search_spaces.optima import Floats, frontier, member_of_optimum, stages_of
 
-BEYOND = 0.15  # of the range of costs: distance of the reference point from the budget, so that members there count
+BEYOND = 0.15  # reference point beyond the budget, as a share of the range of latencies, so that members there count
 NUM_DRAWS = 16  # of weights, each solved for every cost: takes seconds a generation
 NUM_SOLVED = 2  # times per draw; the second time linearised around a solution of the first
-REACH = 0.4  # nats above the best prediction that the reference point keeps at least, so that several members count
+REACH = 0.4  # nats: least distance of the reference loss above the best prediction, so that several members count
 NUM_RANDOM = 16  # members drawn evenly over costs, in case all draws share an error
 PRIOR_LOGIT = 3.0  # 19 of 20 trainings complete
 PRIOR_DEVIATION = 5.0  # standard deviation of the weights of counts, and of the logit around PRIOR_LOGIT
 
 
 class Observed(NamedTuple):
-    """The combined observations of one member. loss: nats. variance: around the member's mean over seeds, nats^2."""
+    """The combined observations of one member. loss: nats. variance: of `loss` around the mean over seeds, nats^2."""
 
     loss: float
     variance: float
@@ -153,8 +153,9 @@ class Trellis(Strategy):
 class AcquisitionBatch:
     """Chooses a generation's trainings one by one, by their expected improvement of the front.
 
-    members: new ones, then evaluated ones that could be promoted, then those in training. observed: observations of the
-        members that have any. completes: probability that each completes. ended: points of final results.
+    members: new members, then evaluated ones that could be promoted, then those in training. latency_s, predicted,
+        completes: seconds per token, predicted loss and probability of completion of each member. observed: the
+        observations of members that have any. ended: points of final results. reference: point of the hypervolume.
     """
 
     def __init__(
@@ -206,11 +207,13 @@ class AcquisitionBatch:
 def expected_improvement(
     latency_s: Floats, mean: Floats, deviation: Floats, points: Sequence[Point], reference: Point
 ) -> Floats:
-    """Return the expected hypervolume that each candidate adds to the front of the points, seconds x nats.
+    """Return the expected hypervolume that each candidate adds to the front of `points`, in seconds x nats.
+
+    latency_s, mean, deviation: each candidate's latency, and mean and standard deviation of its loss, nats.
 
     A point with loss y at latency t adds the area between y and the staircase of the front, from t to the reference.
-    Its expectation, in closed form, is a sum over the steps of the staircase beyond t: the width of the step times the
-    expected improvement on its height.
+    The expected area, in closed form, is a sum over the steps of the staircase beyond t: the width of the step times
+    the expected improvement on the height of the step.
 
     Source: Emmerich, Giannakoglou and Naujoks 2006, https://doi.org/10.1109/TEVC.2005.859463, for expected hypervolume
     improvement; Jones, Schonlau and Welch 1998, https://doi.org/10.1023/A:1008306431147, for the term of a step.
@@ -230,9 +233,9 @@ def expected_improvement(
 
 
 def completion_weights(counts: Floats, completed: Floats) -> Floats:
-    """Fit a logistic regression of completion, with a normal prior around PRIOR_LOGIT.
+    """Return the weights of a logistic regression of completion, by a normal prior around PRIOR_LOGIT.
 
-    counts: results x counts, the first of them 1. completed: 1 or 0 per result.
+    counts: results x counts, the first of which is 1. completed: 1 or 0 per result.
     """
     centre = np.zeros(counts.shape[1])
     centre[0] = PRIOR_LOGIT
@@ -248,6 +251,6 @@ def completion_weights(counts: Floats, completed: Floats) -> Floats:
 
 
 def completion(counts: Floats, weights: Floats) -> Floats:
-    """Return the probability that each member completes."""
+    """Return the probability of completion for each row of `counts`. weights: result of `completion_weights`."""
     likely: Floats = expit(counts @ weights)
     return likely

@@ -12,7 +12,7 @@ from search_spaces.notation import Member
 
 @final
 class Stratified(Strategy):
-    """Draws without repetition, uniformly from the slice of latency with the fewest members drawn so far."""
+    """Draws without repetition, each time uniformly from the slice of latency with the fewest members drawn so far."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.draws = Draws(problem.feasible)
@@ -25,7 +25,7 @@ class Stratified(Strategy):
 
 @final
 class Uniform(Strategy):
-    """Draws uniformly from the members within the budget, nearly all of which cost almost as much as it allows."""
+    """Draws uniformly from the members within the budget, nearly all of which cost almost the whole budget."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.feasible, self.draws = problem.feasible, Draws(problem.feasible)

@@ -106,7 +106,7 @@ def parent_result(
 
 
 def checked_meta(run: Run, config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
-    """Return the `Meta` of a run to resume, with hypervolume reference and feasible members of the present budget.
+    """Return the `Meta` of a run to resume, with reference point and number of feasible members at the present budget.
 
     Raises UserError if the cost model, corpus or tokenizer differs from that of the run.
     """

@@ -41,7 +41,7 @@ def find_parent(name: str, begin_of_text: str = OWN_RULE) -> Parent:
 
 
 def find_parent_settings(name: str) -> Parent:
-    """Return a parent without weights, tokenizer and digest (UNREAD), from its settings alone.
+    """Return a parent from its settings alone, without weights and tokenizer, and with the digest UNREAD.
 
     The builtin parent, and a training, whose weights decide its architecture, are loaded as by `find_parent`, with the
     same errors. For others, a UserError is raised if the settings cannot be read.
@@ -88,7 +88,7 @@ def _trained(folder: Path) -> Pretrained:
 def deployable(
     candidate: Candidate, trained: Checkpoint, tokens: Tensor
 ) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
-    """Return architecture and weights of a checkpoint's unfolded model, and layers whose attention leaves range.
+    """Return architecture and weights of a checkpoint's unfolded model, and remarks on attention out of range.
 
     tokens: sequences x T, from which the bounds of bounded softmaxes and of eighth powers are set. A bounded softmax
     that leaves fixed-point range on them is replaced by an exact softmax in the architecture; eighth powers stay. The
@@ -124,7 +124,7 @@ def deployable(
 
 
 def trained_model(candidate: Candidate, trained: Checkpoint) -> Decoder:
-    """Return a candidate with the weights of a checkpoint. Raises UserError if components of its parent remain."""
+    """Return the model of a checkpoint. Raises UserError if the model still contains components of its parent."""
     model = Objective(candidate, torch.Generator()).model
     if candidate.recipe.distillation is not None:
         gates = Gates(model, candidate.trained, candidate.recipe.distillation)

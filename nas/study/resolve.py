@@ -220,7 +220,7 @@ def _on_devices(
 
 
 def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
-    """Return the builtin parent if a study at scale proxy names no parent and it fits this base; else None."""
+    """Return the builtin parent if the study names none, its scale is proxy, and the parent fits `base`; else None."""
     if config.parent is not None or config.scale != "proxy":
         return None
     parent = load_parent(BUILTIN)
@@ -284,7 +284,7 @@ def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus) -> FeasibleSp
 
 
 def device_of(config: StudyConfig) -> str:
-    """Return the device for scoring and validating the parent: cuda if trials use GPUs and this process has one."""
+    """Return where to score and validate the parent: `cuda` if trials use GPUs and this process has one, else `cpu`."""
     return "cuda" if config.gpus_per_trial and torch.cuda.is_available() else "cpu"
 
 

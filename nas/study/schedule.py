@@ -45,7 +45,7 @@ class Trainings(NamedTuple):
 
 
 class TrialSchedule:
-    """The trainings of a run in order: it asks the searcher for them, in generations, and receives their results.
+    """Returns the trainings of a run in order, which a searcher suggests in generations, and receives their results.
 
     Args:
         strategy: the searcher. seed: the run's seed.

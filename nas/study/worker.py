@@ -158,7 +158,7 @@ def _checked(trial: Trial) -> dict[str, Any]:
 
 
 def verified_form(candidate: Candidate, corpus: Corpus, folder: Path, protocol: str) -> VerifiedForm:
-    """Return what a completed trial folds to: as much as keeps the logits equal in a protocol's fixed point.
+    """Return the folded form of a completed trial's model, folded as far as the check in fixed point allows.
 
     folder: the trial's folder. Raises UserError if it has no whole checkpoint.
     """

@@ -43,7 +43,10 @@ def train_batch(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: in
 
 
 def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> list[int]:
-    """Return the indices of a step's training sequences. An epoch has each once, in an order by seed and epoch."""
+    """Return the indices of the training sequences of `step`, from 0.
+
+    Every epoch has each sequence once, in an order that depends on seed and epoch.
+    """
     count = num_sequences(corpus, "train", seq_len)
     places = range(step * batch, (step + 1) * batch)
     return [int(epoch_order(seed, place // count, count)[place % count]) for place in places]
@@ -58,7 +61,7 @@ def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) 
 
 
 class Prefetched(Generic[T]):
-    """A function that returns `make(step)`, or raises its error, and computes the next AHEAD results in a thread."""
+    """A function of a step that returns `make(step)`, or raises its error, and computes AHEAD more in a thread."""
 
     def __init__(self, make: Callable[[int], T]) -> None:
         self._make = make
@@ -78,7 +81,7 @@ class Prefetched(Generic[T]):
 
 @torch.no_grad()
 def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = None) -> Validation:
-    """Return loss and head entropies on about `tokens` validation tokens (None: the scale's), equal for all models."""
+    """Validate a model on about `tokens` tokens (None: the scale's number), the same for every model and seed."""
     device = model.embed.weight.device
     targets_of = held_out_targets(corpus, scale.seq_len, tokens or scale.validation_tokens)
     losses: list[NDArray[np.float64]] = []

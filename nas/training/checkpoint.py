@@ -54,8 +54,8 @@ class TrainingProgress:
     """Progress of a run, as plain data that checkpoints store beside tensors.
 
     step, seconds: steps taken, and their wall time in all processes. initial_loss: training loss of the first step or,
-        if larger (as with given weights), the corpus's unigram loss, nats per token; None before the first step.
-        losses: training losses of the last `divergence.WINDOW` steps. rungs: records so far.
+        if larger (as when training starts from a trained model), the corpus's unigram loss, nats per token; None before
+        the first step. losses: training losses of the last `divergence.WINDOW` steps. rungs: records so far.
     """
 
     step: int = 0

@@ -103,7 +103,7 @@ class Readings:
         return len(self._queue)
 
     def begin(self, *, settled: bool) -> None:
-        """Prepare the next step. settled: whether training losses above the initial loss are divergence from it on."""
+        """Prepare the next step. settled: whether losses above the initial loss are divergence from this step on."""
         self._settled.fill_(settled)
 
     def judged(self, values: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Memory:
 
 
 def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
-    """Return the estimated memory of one training without attention entropies; on CUDA, of its compiled layers."""
+    """Estimate the memory of one training without attention entropies; on CUDA, with the savings of compiled layers."""
     scale, is_cuda = candidate.recipe.scale, torch.device(device).type == "cuda"
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mismatch dtype", UserWarning)  # of torch, on norms in bfloat16

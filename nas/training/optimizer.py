@@ -167,7 +167,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """Return nearly the closest matrices with orthonormal rows. matrices: n x short x long, with short <= long.
+    """Return approximately the nearest matrices with orthonormal rows. matrices: n x short x long, with short <= long.
 
     Iterates X <- (a + b XX' + c (XX')^2) X of NEWTON_SCHULZ. XX' and the factors commute, so the iteration is done on
     the short x short matrices XX', and X is multiplied once by the product of all factors.

@@ -45,7 +45,7 @@ class OptimizerStep:
         self._penalty_weight = torch.zeros((), device=device)
 
     def begin(self, *, rate: float, penalty_weight: float, settled: bool) -> None:
-        """Set the next step's learning rate and weight of the entropy penalty. settled: as in `Readings.begin`."""
+        """Set the next step's learning rate and weight of the entropy penalty. settled: for `Readings.begin`."""
         for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -134,7 +134,7 @@ class StepGraph:
         self.drop()
 
     def drop(self, *, for_good: bool = False) -> None:
-        """Drop the graph; call this if the work changes. Unless `for_good`, another follows after `WARM_UP` steps."""
+        """Drop the graph; call this if the work changes. Unless `for_good`, one is captured again in WARM_UP steps."""
         self.is_wanted = self.is_wanted and not for_good
         self._num_taken, self._num_bytes = 0, 0
         self._replay: Callable[..., Tensor] | None = None

@@ -199,7 +199,7 @@ class TrainingRun:
         return judged
 
     def judge(self, inputs: Tensor | None, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
-        """Judge the next step by its numbers: count it, set the outcome if it diverged, and return its metrics."""
+        """Judge the next step: count it, set the outcome if it diverged, return its metrics. inputs: as in `settle`."""
         rate = learning_rate(self.recipe, self.progress.step)
         losses, initial_loss = self.progress.losses, self.progress.initial_loss
         if math.isfinite(loss):
@@ -268,7 +268,7 @@ class TrainingRun:
         return record
 
     def save(self) -> None:
-        """Write a checkpoint into the run's folder; with an outcome, it has only weights. Raises OSError."""
+        """Write a checkpoint into the run's folder; after the end, without optimizer states. Raises OSError."""
         assert self.folder is not None
         weights = {name: value.cpu() for name, value in stored_weights(self.objective.model).items()}
         state = self.objective.state_dict()

@@ -28,7 +28,7 @@ class Row(NamedTuple):
     """One model in the comparison.
 
     kind: a key of NOTES. latency_s, sent_bytes: per token; None for n-grams. here: the model's perplexity in this run,
-        as text; empty if it was not trained here. paper: the model's row in the papers, or None.
+        as text; empty without one. paper: the model's row in the papers, or None.
     """
 
     kind: str

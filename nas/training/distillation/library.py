@@ -75,7 +75,7 @@ COMPARED_AT_A_TIME = 1 << 22  # logits, 16 MiB: larger tensors, freed and alloca
 def parent_hidden_states(
     parent: Parent, depths: Collection[int], corpus: Corpus, settings: BlockwiseDistillation, *, seq_len: int
 ) -> Iterator[tuple[int, HiddenStates]]:
-    """Yield (depth, its layer's hidden states) by rising depth; each pair overwrites the last. The parent runs once."""
+    """Yield depths, rising, with their layers' hidden states, which the next pair overwrites. The parent runs once."""
     if not depths:
         return
     model, batch = parent.decoder(), settings.batch_of(seq_len)
@@ -123,9 +123,9 @@ def initial_weights(
 ) -> dict[str, Tensor]:
     """Return the deployed weights, by node, from which a candidate starts.
 
-    They are the parent's or, for sub-layers that the parent lacks, if the recipe has `blockwise_tokens`, the library's,
-    whose frozen norms are frozen from the start. on_progress: called with the share, from 0 to 1, of the missing
-        sub-layers that have been trained.
+    If the recipe has `blockwise_tokens`, sub-layers that the parent lacks come from the library, and their frozen norms
+    are frozen from the start. All other weights come from the parent. on_progress: called with the share, from 0 to 1,
+        of the missing sub-layers that have been trained.
     Raises UserError if the candidate does not fit the parent, or the corpus has no sequence; OSError if writing fails.
     """
     recipe, source = candidate.recipe, parent.model

@@ -12,7 +12,10 @@ MODULES: dict[PartKind, tuple[str, str]] = {"attention": ("norm1", "attention"),
 
 
 def train_parts(model: Decoder, trained: Architecture, distillation: DistillationSchedule) -> None:
-    """Let only the parameters that the schedule trains require gradients. trained: value of `Candidate.trained`."""
+    """Let only the parameters that the schedule trains (`trainable`, `kept_layers`) require gradients.
+
+    trained: the candidate's architecture at the end of training.
+    """
     parent = parent_architecture(distillation, trained)
     parts = trained_parts(trained, parent, distillation.trainable)
     if parts is not None:

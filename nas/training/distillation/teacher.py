@@ -56,7 +56,7 @@ class Predictions(NamedTuple):
     log_probabilities: Tensor
 
     def distill(self, hidden: Tensor, weight: Tensor, targets: Tensor, **settings: Any) -> Distilled:
-        """Return the losses of learning these predictions. Arguments: of `distilled`; settings: share, cap and run."""
+        """Return the losses of learning these predictions. Arguments: as of `distilled`; settings: share, cap, run."""
         likely, log_probabilities = (part.flatten(0, 1) for part in self)
         return distilled(hidden, weight, targets, likely, log_probabilities, **settings)
 

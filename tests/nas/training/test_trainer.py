@@ -3,6 +3,7 @@ import errno
 import json
 import math
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 from nas.corpus.corpus import Corpus
+from nas.model.decoder import Decoder
+from nas.model.weights import deployed_weights
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training import batches, checkpoint, trainer
@@ -38,6 +41,16 @@ def curve(folder: Path) -> list[dict[str, str]]:
     """metrics.csv but for the seconds."""
     with (folder / "metrics.csv").open(newline="") as file:
         return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+
+
+def test_a_run_drops_the_weights_that_it_started_from(corpus):
+    made = candidate()
+    initial = {name: value.clone() for name, value in deployed_weights(Decoder(made.initial_architecture)).items()}
+    left = [weakref.ref(value) for value in initial.values()]
+    run = train(made, corpus, seed=0, initial=initial)
+    del initial
+    next(run)
+    assert not any(value() is not None for value in left)
 
 
 def test_a_run_yields_its_rungs_and_completes(corpus, tmp_path):
