@@ -5,11 +5,14 @@ OSError and MemoryError (exit code 1), ArgumentError (2) and Ctrl-C (130) are re
 
 
 class UserError(ValueError):
-    """Bad input: a line that states the subject, rule, value and remedy. Nothing was written. Exit code 2."""
+    """Bad input, in one line: subject, rule, value and, unless it is plain, remedy.
+
+    Raised before anything is written where that can be known. Exit code 2.
+    """
 
 
 class UnpricedOpError(UserError):
-    """A protocol has no formula for an op, or for one of its forms."""
+    """A protocol has no formula for an op, one of its forms or public weights; or a testbed lacks a unit of work."""
 
 
 class InfeasibleError(UserError):
@@ -21,7 +24,9 @@ class StoppedError(RuntimeError):
 
 
 class OutOfRangeError(UserError):
-    """Numbers in a run leave an engine's fixed-point range; the line states the op, the numbers and the limits.
+    """Numbers in a run leave an engine's fixed-point range, or too many results are expected to be wrong.
+
+    The line states the op, and its numbers with the limits, or how many results of a sequence would be wrong.
 
     with_fewer_bits: whether fewer fraction bits could bring the numbers into range.
     """

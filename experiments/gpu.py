@@ -305,7 +305,10 @@ def _usual(scale: ScaleName, device: Device) -> Candidate:
 
 
 def searched(place: Place) -> None:
-    """Measure default trainings on a core and a GPU, then a search. Raises StoppedError if the search has no front."""
+    """Measure default trainings on a core and a GPU, then a search.
+
+    Raises StoppedError if no time is left for the search, or it fails or has no front.
+    """
     rows, scale, cores = place.rows, place.sizes.usual, len(os.sched_getaffinity(0))
     on_core = training_rate(_usual(scale, "cpu"), "cpu")
     rows.add(f"scale {scale}, on one core", on_core, "tokens/s")

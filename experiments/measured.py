@@ -102,6 +102,7 @@ def speeds(ways: Iterable[Way], device: str, *, rounds: int, burst_s: float, row
 
     On a GPU, ways are measured one after the other, so that each has the whole memory. On a CPU they take turns, so
     that other work on the machine affects them equally; if one fails there, none is yielded. `rows` gets the errors.
+    Raises StoppedError if the time of the part is over before ways are measured.
     """
     groups = [(way,) for way in ways] if device == "cuda" else [tuple(ways)]
     for group in groups:

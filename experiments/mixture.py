@@ -233,7 +233,7 @@ def _stdlib(_: Iterable[Path]) -> Iterator[Document]:
 
 
 def docstrings(package: str) -> Iterator[Document]:
-    """Yield, for each file of an installed package, its name, and its long docstrings as one text."""
+    """Yield, for each file of an installed package that can be parsed, its name, and its long docstrings as a text."""
     for name, path in package_files(package):
         with suppress(SyntaxError):
             nodes = ast.walk(ast.parse(_read(path)))

@@ -89,7 +89,10 @@ SEARCH_FLAGS = (  # settings that are those of `nas.search`
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Run the steps that are not done yet, and print their results. Raises UserError without the parent's file."""
+    """Run the steps that are not done yet, and print their results.
+
+    A UserError is raised without the parent's file, or if another process runs the experiment or an answer fails.
+    """
     if not Path(settings.parent).exists():
         raise UserError(f"experiment {name} needs {settings.parent} in this folder; docs/llama.md says where it is.")
     folder = RUNS / "experiments" / name
@@ -260,7 +263,10 @@ def model_figure(models: Sequence[Shown]) -> PanelFigure:
 
 
 def kind_table(scores: BlockScores) -> Table:
-    """Return a table of block scores by kind of sub-layer: the first layer's, and medians of each third of layers."""
+    """Return a table of block scores by kind of sub-layer: the first layer's, and medians of each third of layers.
+
+    Kinds that have 0 at all depths are left out.
+    """
     num_layers = 1 + max(sub_layer.depth for sub_layer in scores.divergences)
     thirds = [range(place * num_layers // 3, (place + 1) * num_layers // 3) for place in range(3)]
     by_kind: dict[tuple[str, str, str], dict[int, float]] = {}

@@ -48,7 +48,7 @@ class Run(PlainRun):
     def plot(self) -> tuple[Path, ...]:
         """Draw the Pareto front as PNG and SVG into `plots/` of the run's folder, and return the paths of the files.
 
-        Raises UserError if no trial is completed.
+        Raises UserError if no trial is completed, OSError if the files cannot be written.
         """
         from nas.report.draw import plot_run  # imported late, because matplotlib is slow
 
@@ -57,11 +57,12 @@ class Run(PlainRun):
     def reprice(self, **prices: Any) -> "RepricedRun":
         """Return the run's trials at other costs. Nothing is trained again, and the ledger does not change.
 
-        prices: protocol (only one) and seq_len, by default the run's; network and testbed, by default the run's if the
-            run uses the protocol; budget_latency, budget_comm and budget_keys, by default none. They are written as in
-            `StudyConfig`, but budgets cannot be shares of the parent's cost.
+        prices: protocol (only one), by default the run's first; seq_len, by default the run's; network and testbed, by
+            default the run's if the run uses the protocol; budget_latency, budget_comm and budget_keys, by default
+            none. They are written as in `StudyConfig`, but budgets cannot be shares of the parent's cost.
 
-        Raises UserError if no trial is completed, an op has no cost, or an option has a bad value or excludes another.
+        Raises UserError if no trial is completed, an op has no cost, or an option has a bad value or excludes another;
+        TypeError for an unknown option.
         """
         return RepricedRun(run=self, what_if=reprice(self, **prices))
 
@@ -109,8 +110,8 @@ class Run(PlainRun):
         changes: new values of fields in `RESUMABLE`: more trials, other budgets or limits, or other machines. Under
             another budget, finished trainings are kept; the front and new proposals respect the new budget.
 
-        Raises UserError for changes that `resumed` refuses, or if the cost model, corpus or tokenizer has changed since
-        the run began; other errors as `nas.Study.run` does.
+        Raises UserError for changes that `resumed` refuses, if the cost model, a corpus, the tokenizer or the kept
+        parent has changed since the run began, or if another process trains the run; other errors as `nas.Study.run`.
         """
         return self.read(_train(self.resumed(**changes), callbacks, console, began_s, run=self))
 
@@ -136,7 +137,8 @@ class RepricedRun:
 def load_run(run: str | Path) -> Run:
     """Read a run from its folder, or the newest under `runs/` for `latest`.
 
-    Raises UserError if there is no run, or a file in its folder is damaged, a link, a pipe or a device.
+    Raises UserError if there is no run, if its run.yaml, meta.json or trials.jsonl is damaged, or if anything in its
+    folder is a link, pipe or device.
     """
     return Run.find(str(run))
 
@@ -196,17 +198,19 @@ class Calls:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study(StudyConfig):
-    """The space, budget and data of a search: the fields of `StudyConfig`, which are the flags of `nas.search`.
+    """The space, budget and data of a search: the fields of `StudyConfig`, which are flags of `nas.search`.
 
-    Raises UserError for an invalid value of a field.
+    Raises UserError for an invalid value of a field. Whether a space, protocol, searcher, parent or corpus of a given
+    name exists is checked later, by `priced` and `run`.
     """
 
     def priced(self) -> PricedStudy:
         """Return the whole space with its costs, even if no member is within the budget; nothing is trained or written.
 
         Weights of a parent are read only if it is builtin or a training of `nas.train`; of others, only the settings.
-        Raises UserError if the space, protocol, parent or searcher is unknown or cannot be read, the protocol cannot
-        price the space, or candidates cannot start from the parent.
+        Raises UserError if the space, a protocol, network or testbed, the parent or the searcher is unknown or cannot
+        be read, a protocol cannot price the space, a budget is of keys that its protocol lacks, or candidates cannot
+        start from the parent.
         """
         return price_study(self, reads_weights=False)
 
@@ -226,9 +230,9 @@ class Study(StudyConfig):
             console: shows progress; by default, nothing is shown.
             began_s: when the time budget began, on the clock of `time.monotonic`; by default now.
 
-        Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError or
-        OSError if the run cannot continue or no trial completes; its results are saved, and
-        `load_run(folder).resume()` continues it.
+        Raises UserError for bad input, mostly before the run's folder is made (but later if Optuna or its sampler is
+        missing); InfeasibleError if nothing fits the budget; StoppedError or OSError if the run cannot begin or go on,
+        or no trial completes. From the first trial on, results are saved, and `load_run(folder).resume()` continues.
         """
         folder = None if output_dir is None else Path(output_dir).absolute()
         if folder is not None:

@@ -62,8 +62,8 @@ class Export:
     trained: architecture at the width that was trained, folded if asked for. weights: tensors by `<node>.<suffix>` of
         its op graph. tokenizer: folder of the tokenizer of the parent or of the corpus in the cache, which may be gone.
         run: None for a model of `nas.train`. windows: sorted hashes of windows of the training text; None if unknown.
-        fixed_point: for each protocol with an engine, `ring_bits`, `fraction_bits` and `failure`, the place where the
-        model leaves fixed-point range, or None.
+        fixed_point: for each protocol with an engine, `ring_bits`, `fraction_bits` and `failure`: why numbers leave
+        fixed-point range or results are too inaccurate, or None.
     """
 
     trained: Architecture
@@ -85,7 +85,7 @@ def export(
         pick: knee or best of the front, or the arch_id of a completed trial; without effect for a training.
         format: YAML files with safetensors weights, a transformers model, or weights for an MPC engine.
         fold: fold scalars, norms and linears as far as the logits stay the same, which makes the model cheaper.
-        output_dir: new or empty folder to write; by default a folder in `exports` of the run, named by the arch_id.
+        output_dir: new or empty folder to write; by default one in `exports` of RUN, named by arch_id, fold and format.
     """
     if is_training(Path(run)):
         folder = Path(run)
@@ -122,7 +122,7 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
     """Return the model of a completed trial as an export, with its cost under the run's first protocol.
 
     record: the trial's `finished` record. fold: whether to fold the model. Raises UserError if the checkpoint of the
-    trial's last step is missing.
+    trial's last step is missing or damaged, the kept parent is damaged, or the run's protocol cannot be loaded.
     """
     member = Member(architecture=architecture_of(record, run.base), entropy_regularised=record.entropy_regularised)
     candidate = study_candidate(run.meta.recipe, member)
@@ -153,8 +153,8 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
 def training_export(folder: Path, *, fold: bool = False) -> Export:
     """Return the model of a training's last checkpoint as an export, with its cost under `published`.
 
-    If an op has no cost under `published`, the cost is under `semi2k`. Raises UserError if there is no checkpoint, or
-    the model still contains components of its parent.
+    If an op has no cost under `published`, the cost is under `semi2k`. Raises UserError if the manifest is missing or
+    damaged, there is no whole checkpoint of its candidate, or the model still contains components of its parent.
     """
     training = read_training(folder)
     candidate, scale = training.candidate, training.candidate.recipe.scale
@@ -256,8 +256,8 @@ def _prepared(
 def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Path]:
     """Write an export into the folder `target` and return the paths of its files, sorted.
 
-    If writing fails, no file is left. Raises UserError if `target` is not empty or cannot be written or, for `hf`, the
-    tokenizer is missing or transformers is not installed.
+    If writing fails, no file of the export is left. Raises UserError if `target` is not empty or cannot be written, or
+    the tokenizer is damaged or, for `hf`, missing, or if transformers is not installed for `hf`.
     """
     try:
         target.mkdir(parents=True, exist_ok=True)

@@ -46,8 +46,8 @@ def search(given: dict[str, Any], console: Console) -> None:
     given: options by name: fields of a new study, or changes to a resumed run; and output_dir, resume and dry_run,
         which are removed from the dict.
 
-    Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError or
-    OSError if the run cannot continue or no trial completes.
+    Raises errors as `nas.Study.run` or `nas.Run.resume`; a dry run, which writes nothing, only UserError for bad input
+    and InfeasibleError if nothing fits the budget.
     """
     output_dir, resume, dry_run = given.pop("output_dir", None), given.pop("resume", None), given.pop("dry_run", False)
     if resume is not None and output_dir is not None:

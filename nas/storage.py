@@ -44,7 +44,10 @@ def write_through(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder of a run or training inside a `with` block. Raises UserError if another process has locked it."""
+    """Lock the folder of a run or training inside a `with` block.
+
+    Raises UserError if it stays locked elsewhere for LOCK_PATIENCE_S, OSError if its lock file cannot be written.
+    """
     with (folder / LOCK_FILE).open("w") as file:
         deadline = time.monotonic() + LOCK_PATIENCE_S
         while not _took(file.fileno(), fcntl.LOCK_EX):

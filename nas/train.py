@@ -87,7 +87,7 @@ class TrainConfig:
             that ARCH lacks are dropped, and a fused FFN (one linear) starts as the product of two linears.
         parent: like --init-from, or builtin, but components that ARCH lacks are removed gradually, and ARCH learns from
             the parent's predictions (from the text alone, if ARCH has the parent's own layers). The scale's width must
-            be the parent's. The default is none: train from scratch.
+            be the parent's. The default is none: train from scratch, or as --init-from says.
         normalisation: train the weights of linears in weight- or spectrally normalised form.
         normalised: which linears to normalise; q, k, v and o are queries, keys, values and output of attention.
         slopes: whether each leaky ReLU learns its own slope, or all share one.
@@ -162,7 +162,9 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
 def run(args: Sequence[str], console: Console) -> None:
     """Start or resume the training that the command line `args` describes, and train until all tokens are used.
 
-    Raises UserError for bad input, StoppedError if training diverges, memory runs out or a file cannot be written.
+    Raises UserError or ArgumentError for bad input, an output folder that cannot be written, or memory that is too
+    small by estimate; OSError if the cache cannot be written; StoppedError if training diverges, memory runs out while
+    it trains, or a file cannot be written later.
     """
     config, resumed, output_dir = parse(args)
     if config.device == "cuda" and not torch.cuda.is_available():

@@ -133,9 +133,10 @@ class Architecture:
     softmax: form of softmax in layers whose `attention` does not name a form.
     folded: whether the weights of linears include the gains and biases of norms, the scales and the score factor.
 
-    Raises UserError if a size, factor, cap, base or epsilon is out of range, `layers` is empty, heads do not divide
-    `d_model`, key heads do not divide heads, `layer_positions` does not fit the layers, or the block does not support
-    a layer's choice.
+    Raises UserError if a size, factor, cap, base or epsilon is out of range (except `longest_context`,
+    `rotary_features` and what `positions` hold), `layers` is empty, heads do not divide `d_model` and there is no
+    `head_size`, key heads do not divide heads, `layer_positions` does not fit the layers, or the block does not support
+    a layer's choice, the final norm, `num_kv_heads` or `head_size`.
     """
 
     block: BlockName = "gpt2"
@@ -391,7 +392,10 @@ def arch_id(architecture: Architecture) -> str:
 
 
 def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context: int) -> Architecture:
-    """Return the architecture at other sizes; `d_ff` and `head_size` keep their ratios to `d_model`, rounded down."""
+    """Return the architecture at other sizes; `d_ff` and `head_size` keep their ratios to `d_model`, rounded down.
+
+    Both are at least 1. Raises UserError for sizes that `Architecture` refuses.
+    """
 
     def resized(width: int) -> int:
         return max(1, width * d_model // architecture.d_model)

@@ -73,7 +73,7 @@ def with_folded_settings(architecture: Architecture) -> Architecture:
 
 
 def deploys_biases(architecture: Architecture) -> bool:
-    """Whether all linears have a bias after folding: if the block's norms may have one, or not only its `biases` do."""
+    """Whether all linears have a bias after folding: if `bias` or `biases` say so of any, or norms may have one."""
     return architecture.bias or bool(architecture.biases) or architecture.block_facts.has_centred_norms
 
 

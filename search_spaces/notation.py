@@ -93,7 +93,7 @@ def parse(text: str, base: Architecture) -> Member:
     the logit cap is dropped if `base` has a score cap and no layer keeps it.
 
     Raises UserError for a name outside the grammar, `_i6` in a model of fewer than 6 layers, layer codes whose number
-    does not divide the number of layers of `base`, or a choice that the block does not have.
+    does not divide the number of layers of `base`, or choices that `Layer` or `Architecture` refuses.
     """
     inner, entropy_regularised = _unwrap(text, "EReg")
     block, wrapped = base.block, False
@@ -117,10 +117,11 @@ def parse(text: str, base: Architecture) -> Member:
 
 
 def parse_deployed(text: str, base: Architecture) -> Architecture:
-    """Return an architecture that is already folded: the layers of the layer codes `text`, and dimensions of `base`.
+    """Return an architecture that is already folded: layers by the layer codes `text`, all else as `base` when folded.
 
     `base.layer_positions` are used only if `text` has as many layers as `base`; otherwise all layers have the first
-    kind of positions. Raises UserError for other text, such as a name from the papers, which gives no number of layers.
+    kind of positions. Raises UserError as `parse`, and for other text than layer codes, such as a name from the papers,
+    which gives no number of layers.
     """
     num_layers = sum(count for count, _ in _groups(_final_norm(text)[0]))
     if not num_layers:

@@ -32,8 +32,8 @@ def is_factory(text: str) -> bool:
 def resolve(text: str, base: Architecture) -> Member:
     """Return the member that a text names: a .yaml file, export folder, checkpoint, `module:factory` or notation.
 
-    Notation takes its dimensions from `base`, and only notation can ask for entropy regularisation. A UserError is
-    raised if the text is none of these, cannot be read, or names a model that is no `Architecture`.
+    Only notation uses `base`, for all that it does not state (`parse`), and can ask for entropy regularisation. A
+    UserError is raised if the text is none of these, cannot be read, or names a model that is no `Architecture`.
     """
     if (path := _file(text)) is not None:
         made: object = load_architecture(path)

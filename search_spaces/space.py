@@ -134,7 +134,7 @@ def load_definition(name_or_path: str) -> Definition:
 
 
 def alphabet(choices: Choices) -> list[Layer]:
-    """Return every distinct layer of the choices. If attention or FFN is `none`, so are its norm and stabiliser."""
+    """Return every distinct layer of the choices. If attention or FFN is `none`, its other fields are the defaults."""
     layers = [
         Layer(
             norm1="none" if attention == "none" else norm1,
@@ -163,7 +163,8 @@ def _check_distinct(name: str, items: tuple[object, ...]) -> None:
 class SearchSpace:
     """A space that is ready to be searched, made by `load_space` or `build_space`.
 
-    base: A model that has the dimensions and number of layers of all members; the choices of its layers do not matter.
+    base: A model from which members differ only in the choices of layers, the final norm and whether there is a logit
+        cap, as `member_of` sets them; its own choices do not matter.
     graph: Layered graph whose paths from source to sink are the architectures (`search_spaces.graph`).
     completions: Number of paths from each vertex to the sink.
     """
@@ -197,8 +198,9 @@ def load_space(name_or_path: str) -> SearchSpace:
 def build_space(definition: Definition, base: Architecture | None = None) -> SearchSpace:
     """Build the space of a definition. base: model to use instead of the definition's base; None for that base.
 
-    A UserError is raised for an unknown base or member, if the space is empty, if `withheld` names layers that the base
-    does not have, or if `first_layers` leave no layer to choose.
+    A UserError is raised for an unknown base, impossible dimensions, a member that the base cannot be or whose name has
+    EReg, another block or a final norm that its layers do not imply, if the space is empty, if `withheld` names layers
+    that the base does not have, or if `first_layers` leave no layer to choose.
     """
     base = base or base_architecture(definition.base, definition.dimensions)
     if definition.choices is not None:
@@ -230,7 +232,10 @@ def build_space(definition: Definition, base: Architecture | None = None) -> Sea
 
 
 def without(space: SearchSpace, withheld: Withheld) -> SearchSpace:
-    """Return the space with its own `withheld` joined with this one; if it lists its members, it does not change."""
+    """Return the space with its own `withheld` joined with this one; if it lists its members, it does not change.
+
+    A UserError is raised if this names layers that the base does not have, or leaves no architecture.
+    """
     definition = space.definition
     both = definition.withheld | withheld
     if definition.choices is None or both == definition.withheld:
@@ -239,9 +244,10 @@ def without(space: SearchSpace, withheld: Withheld) -> SearchSpace:
 
 
 def with_first_layers(space: SearchSpace, layers: Sequence[Layer]) -> SearchSpace:
-    """Return the space whose members all begin with these layers.
+    """Return the space whose members all begin with these layers, in place of its own `first_layers`.
 
-    A UserError is raised if this leaves no layer to choose, or the space lists its members.
+    A UserError is raised if this leaves no layer to choose or no architecture, or if there are layers and the space
+    lists its members.
     """
     return build_space(replace(space.definition, first_layers=tuple(layers)), space.base)
 
@@ -275,6 +281,7 @@ def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularise
     """Return the space's base with other layers, as a member; it need not be in the space.
 
     The layers imply the final norm and the logit cap. entropy_regularised: None for the first of the space's `recipes`.
+    A UserError is raised for layers that the base cannot have.
     """
     recipe = space.recipes[0] if entropy_regularised is None else entropy_regularised
     final_norm = default_final_norm(layers, least_rank(space.base.block_facts))
@@ -286,13 +293,17 @@ def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularise
 def contains(space: SearchSpace, member: Member) -> bool:
     """Return whether a member is in the space.
 
-    The layers must be a path of the graph, the recipe one of the space's, and other fields as `member_of` sets them.
+    The layers must be a path of the graph, the recipe one of the space's, and other fields as `member_of` sets them. A
+    UserError is raised for layers that the space's base cannot have.
     """
     return path_of_member(space, member) is not None
 
 
 def path_of_member(space: SearchSpace, member: Member) -> list[Vertex] | None:
-    """Return the vertices of a member's path, from the source to the head; None if the member is not in the space."""
+    """Return the vertices of a member's path, from the source to the head; None if the member is not in the space.
+
+    A UserError is raised for layers that the space's base cannot have.
+    """
     layers, recipe = member.architecture.layers, member.entropy_regularised
     if recipe not in space.recipes or member != member_of(space, layers, entropy_regularised=recipe):
         return None

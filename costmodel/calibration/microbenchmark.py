@@ -201,7 +201,7 @@ def save(timing: Timing, path: Path) -> None:
 def saved(path: Path) -> tuple[Timing, ...]:
     """Return the timings in a file, or none if there is no file; an incomplete last line is ignored.
 
-    A UserError that names file and line is raised for a line that is not a timing.
+    A UserError is raised for a file that cannot be read or, naming the line too, for a line that is not a timing.
     """
     timings = []
     for number, line in enumerate(read_bytes(path, MOST_JSON).splitlines(keepends=True) if path.exists() else [], 1):

@@ -1,8 +1,9 @@
 """Makes functions into commands that report an error in one line on stderr, with an exit code for its kind.
 
-Exit codes: 0 success; 1 the command started and failed, or has a bug; 2 usage or bad input, nothing was written; 3
-nothing fits the budget; 130 interrupted. Flags and their help come from a function's signature and docstring. Every
-command also takes `--config FILE`, `--print_config`, and `--debug`, which shows a bug's traceback on the terminal.
+Exit codes: 0 success; 1 the command started and failed, or has a bug; 2 usage or bad input, found before anything is
+written where that is possible; 3 nothing fits the budget; 130 interrupted. Flags and their help come from a function's
+signature and docstring. Every command also takes `--config FILE`, `--print_config`, and `--debug`, which shows a bug's
+traceback on the terminal.
 """
 
 import atexit
@@ -106,8 +107,9 @@ class Parser(ArgumentParser):
     ) -> Any:
         """Parse command-line arguments (default: those of the process) and return their values by name.
 
-        A UserError is raised for text that is not UTF-8 or has null characters, a `--config` file that is not strict
-        YAML or has a reserved key, or a null where none is allowed; an ArgumentError for other faults.
+        A UserError is raised for text that is not UTF-8 or has null characters, a `--config` file that cannot be
+        read, is not strict YAML or has a reserved key, or a null where none is allowed; an ArgumentError for other
+        faults. The process exits on --help and --print_config.
         """
         arguments = _with_underscores(sys.argv[1:] if args is None else args)
         for argument in arguments:
@@ -157,7 +159,8 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
 def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
     """Run an action and return its exit code; an exception is reported in one line, and SIGTERM acts like Ctrl-C.
 
-    If the exception is a bug, its traceback is written to a file that the line names; with `debug`, it is raised.
+    If the exception is a bug, its traceback is written to a file that the line names, or to stderr if there can be no
+    file; with `debug`, the bug is raised. Nothing is reported if the reader of stdout has exited.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before this process began

@@ -53,7 +53,10 @@ def open_file(path: Path, most: int) -> BufferedReader:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file. A UserError is raised if it cannot be read or exceeds `most` bytes."""
+    """Return the content of a regular file, or its first 64 KiB if the system states no size, as under /proc.
+
+    A UserError is raised if it cannot be read or exceeds `most` bytes.
+    """
     try:
         with open_file(path, most) as file:
             return file.read(-1 if os.fstat(file.fileno()).st_size else _UNSIZED)
@@ -70,7 +73,10 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_json(path: Path, rule: str = "must be JSON") -> Any:
-    """Return the plain data of a JSON file; raise a UserError with the path and `rule` if the file is not JSON."""
+    """Return the plain data of a JSON file; a UserError that names the path is raised if that fails.
+
+    The error states `rule` if the text is not JSON or is nested too deep, and not if the file cannot be read.
+    """
     return plain_json(read_text(path, MOST_JSON), f"{path} {rule}")
 
 
@@ -134,7 +140,10 @@ def decode(kind: type[T], data: object, where: str) -> T:
 
 
 def load_file(kind: type[T], path: Path) -> T:
-    """Return an instance of the dataclass `kind` from a YAML file; raise a UserError with the path if it is invalid."""
+    """Return an instance of the dataclass `kind` from a YAML file.
+
+    A UserError that names the path is raised if the file cannot be read, or as by `load_mapping` and `decode`.
+    """
     return decode(kind, load_mapping(path), str(path))
 
 

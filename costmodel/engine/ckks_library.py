@@ -183,8 +183,8 @@ class CkksComparison:
 def compare(graph: OpGraph, library: Library, weights: Weights | None = None) -> CkksComparison:
     """Return the comparison of a run under the library, on random tokens, with its prediction and with plaintext.
 
-    weights: as for `interpreter.execute`; drawn if None. Raise UserError for a step that the library cannot run, or
-    numbers that do not fit a bootstrap or the inverse.
+    weights: as for `interpreter.execute`; drawn if None. Raise UserError for weights that do not fit the graph, an op
+    without steps or packing, a step that the library cannot run, or numbers that do not fit a bootstrap or the inverse.
     """
     placed = placed_by_layer(graph.nodes, library.slots, library.levels)
     generator = np.random.default_rng(SEED)

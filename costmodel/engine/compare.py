@@ -90,8 +90,8 @@ def compare(
     drawn with seed 0 if None. delays_s: one-way delays in seconds with which rounds are measured, in more runs; None to
     measure no rounds. testbed: file for predicted seconds; None for the package's.
 
-    Raise UserError if the engine is not installed, a weight is missing or has another shape, the testbed is for another
-    setting or lacks an op, an op cannot be run, or as `spu.check_delays`; StoppedError if the engine fails.
+    Raise UserError if the testbed is not valid, is for another setting or lacks an op, or as `spu.passes` (such as for
+    a missing engine or weight) and `spu.check_delays`; StoppedError if the engine fails, or as `spu.measured_rounds`.
     """
     pricer = (
         derived.load_if_measured(protocol, "loopback", setting)

@@ -104,10 +104,11 @@ def meet(
 ) -> dict[int, Channel]:
     """Return a channel to every other party, by rank, once their `terms` equal `ours`.
 
-    Raise UserError, in one line, if a port is in use, a party does not come within `wait_s` seconds, terms differ, or a
-    certificate is not the expected one. A caller that is not a party is dropped, and does not delay the parties. A
-    caller from another machine with other terms is dropped too without `keys`, because it may be a stranger; the
-    difference is then reported only if the right party does not come in time.
+    Raise UserError, in one line, if this party cannot listen at its address or, between machines, at the next port, or
+    if a party does not come within `wait_s` seconds, terms differ, somebody else answers at the address of a party of
+    lower rank, or a certificate is not the expected one, or is refused. A caller that is not a party is dropped, and
+    does not delay the parties. A caller from another machine with other terms is dropped too without `keys`, because it
+    may be a stranger; the difference is then reported only if the right party does not come in time.
     """
     return _Meeting(rank, addresses, ours, wait_s, keys).channels()
 

@@ -128,8 +128,8 @@ def join(assignment: Assignment, weights: list[Blob], answers: Answers, progress
     answers: receives `op_graph`, `num_steps` and `shared_bytes` once the party is ready, or that a peer is lost, after
         which the process ends.
 
-    Raise UserError as `meet`, `Assignment.keys` and `graph_of`, or if op graphs differ, a weight is missing or has
-    another shape, or a GPU is missing or too small.
+    Raise UserError as `meet`, `Assignment.keys` and `graph_of`, or if op graphs differ, an op cannot be run, a weight
+    is missing or has another shape, or a GPU is missing or too small.
     """
     rank, protocol, setting = assignment.rank, assignment.protocol, assignment.setting
     ours = terms(protocol, setting) | {"range check": "on" if assignment.is_in_range else "off (--allow-out-of-range)"}

@@ -189,7 +189,7 @@ class Assignment:
 
     @property
     def keys(self) -> Keys | None:
-        """This party's keys for TLS; None without `certificates`. Raise UserError if the folder lacks them."""
+        """This party's keys for TLS; None without `certificates`. Raise UserError as `Keys`."""
         return None if self.certificates is None else Keys(self.certificates, self.rank, len(ranks(self.protocol)))
 
     @property

@@ -121,8 +121,9 @@ class Session:
     def await_ready(self) -> None:
         """Wait until all parties have met, agreed on what to run, and shared the weights.
 
-        Raise UserError, in one line, if parties do not meet or agree, a weight is missing or has another shape, or a
-        GPU is missing or too small; StoppedError if a party fails.
+        Raise UserError, in one line, if parties do not meet or agree, certificates are missing, a step's graph cannot
+        be made, an op cannot be run, a weight is missing or has another shape, or a GPU is missing or too small;
+        StoppedError if a party fails otherwise.
         """
         answers = [self.answer(rank).header for rank in self.children]
         self.op_graph, self.num_steps = answers[0]["op_graph"], answers[0]["num_steps"]

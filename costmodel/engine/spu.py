@@ -130,8 +130,9 @@ def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tupl
 def passes(job: Job, link: Link, delays_s: Sequence[float]) -> list[StepRun]:
     """Return several runs of one job by the same parties, one for each one-way delay of the link, in seconds.
 
-    Raise UserError for a weight that is missing or has another shape, an engine or device that this machine lacks, or a
-    delay that the link cannot make; StoppedError, in one line, if the engine fails.
+    Raise UserError for a weight that is missing or has another shape, an op that cannot be run, an engine or device
+    that this machine lacks, a TMPDIR too deep for sockets, or a delay that the link cannot make; StoppedError, in one
+    line, if the engine fails.
     """
     runs = []
     with on_this_machine(job.client, link) as session:
@@ -146,9 +147,9 @@ def passes(job: Job, link: Link, delays_s: Sequence[float]) -> list[StepRun]:
 class MeasuredRounds:
     """Rounds of the ops of a job, measured with delays.
 
-    by_op: slope of each op's seconds over the one-way delay, in order of the ops, so not whole numbers. seconds: pairs
-        of a delay and the total seconds of all ops with it. residual_s: largest distance of such a total from the
-        fitted line, in seconds.
+    by_op: rounds of each op, in order: the slope of its seconds over the one-way delay, hence not a whole number.
+    seconds: pairs of a delay and the total seconds of all ops with it. residual_s: largest distance of such a total
+        from the fitted line, in seconds.
     """
 
     by_op: tuple[float, ...]
@@ -171,7 +172,7 @@ def check_delays(delays_s: Sequence[float]) -> None:
 
 
 def parse_delays(text: str) -> tuple[float, ...]:
-    """Return delays such as `10ms,20ms,40ms`, in seconds. Raise UserError for 0, other text, or fewer than three."""
+    """Return delays such as `10ms,20ms,40ms`, in seconds. Raise UserError for 0, other text or fewer than 3 delays."""
     delays_s = tuple(parse_seconds(part, "--delays") for part in text.split(","))
     check_delays(delays_s)
     return delays_s

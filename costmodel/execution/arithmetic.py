@@ -94,8 +94,8 @@ class Arithmetic:
     def evaluate(self, node: Node, operands: Weights, *inputs: Array) -> Array:
         """Return the output of an op as a `Number`, given its weights as doubles, and inputs as doubles or `Number`s.
 
-        Raise OutOfRangeError if numbers leave the engine's range; UserError for an op without a function, or with a
-        function of numpy that is not emulated.
+        Raise OutOfRangeError if numbers leave the engine's range; UserError for an op that has no function, or whose
+        function calls one of numpy's that is not emulated.
         """
         self.op, own = node.name, self.of_ops.get(type(node.op), evaluate)
         with np.errstate(all="ignore"):  # what is not finite is out of range
@@ -126,7 +126,7 @@ class Arithmetic:
             raise OutOfRangeError(why, with_fewer_bits=True)
 
     def number(self, value: Array, scale: int = 1) -> Array:
-        """Return rounded values as a `Number` with this scale, which shares the memory of `value`."""
+        """Return values, rounded already, as a `Number` with this scale, which shares the memory of `value`."""
         made = np.asarray(value).view(Number)
         made.arithmetic, made.scale = self, scale
         return made
@@ -322,7 +322,7 @@ class CryptenArithmetic(Arithmetic):
         return super().evaluate(node, operands, *inputs)
 
     def encoded(self, node: Node, value: Array) -> Array:
-        """Return a weight as the engine encodes it; matrices of linears are stored times WEIGHT_SCALE."""
+        """Return a weight as the engine encodes it; matrices of `SCALED` ops are times WEIGHT_SCALE, and unchecked."""
         if isinstance(node.op, SCALED) and value.ndim == 2:
             return self.number(self.rounded(value, crypten.WEIGHT_SCALE))
         return super().encoded(node, value)

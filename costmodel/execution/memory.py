@@ -84,7 +84,7 @@ def load_memory(protocol: str) -> MemoryTestbed:
 
 
 def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:
-    """Return predicted peaks; None for kept masks, several threads, a GPU or another ring, which were not measured."""
+    """Return predicted peaks; None where none were measured: kept masks, several threads, GPUs or another ring."""
     is_measured = setting.weight_masks == "fresh" and setting.threads == 1 and setting.device == "cpu"
     if not is_measured or setting.ring_bits != testbed.ring_bits:
         return None

@@ -84,7 +84,10 @@ class ModelSpec:
 
     @property
     def folded(self) -> "ModelSpec | None":
-        """The folded model; None without `architecture`, or if folding renumbers layers that the deployment names."""
+        """The folded model; None without `architecture`, or if folding would renumber layers that are told apart.
+
+        That is if it changes the number of layers and the deployment has public layers or layers of the client.
+        """
         if self.architecture is None:
             return None
         left = deployed(self.architecture)

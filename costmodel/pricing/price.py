@@ -366,7 +366,7 @@ class PricingOptions:
 
     @property
     def pricer(self) -> Pricer:
-        """The pricer of these options; a UserError is raised if the protocol does not support them."""
+        """The pricer of these options; a UserError is raised if they are not valid, or not of the protocol."""
         return load_pricer(self.protocol, self.link, self.testbed, self.setting)
 
 
@@ -387,8 +387,8 @@ def price(model: Model, **options: Any) -> PricedModel:
         options: protocol, network and every other field of `PricingOptions` and `ModelOptions`, except `context`.
 
     Raises:
-        UserError: If the model is none of these, it or the protocol does not support an option, or the protocol has no
-            formula for an op.
+        UserError: If the model is none of these or cannot be read, an option is not valid, the model or the protocol
+            does not support an option, or the protocol has no formula for an op.
     """
     given = PriceOptions(context=None, **options)
     asked = resolve_model(model, given)

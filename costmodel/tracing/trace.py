@@ -48,7 +48,7 @@ WRAPPERS: dict[str, int] = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled
 
 
 def program_of(model: Module, seq_len: int, name: str) -> Program:
-    """Return a module's exported program for `seq_len` tokens. Raise UserError as `trace`, but allow all operations."""
+    """Return a module's exported program for `seq_len` tokens. Raise UserError as `trace`, but allow any operations."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -249,8 +249,9 @@ def trace(model: Module, seq_len: int, *, name: str = "model") -> OpGraph:
         name: Name of the model in errors.
 
     Raises:
-        UserError: If the model is not such a module, cannot be exported, reads a position table beyond its end, or has
-            unsupported operations, which are listed with their modules.
+        UserError: If `seq_len` is below 1, or the model is not such a module, has an encoder and a decoder, cannot be
+            exported, reads a position table beyond its end, computes its logits without its tokens, or has unsupported
+            operations. These are listed with some of their modules; if one is in `REASONS`, only those in it are.
     """
     program = program_of(model, seq_len, name)
     steps = _recognised(program, name)

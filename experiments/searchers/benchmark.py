@@ -136,7 +136,10 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def read_entries(part: TablePart) -> Entries:
-    """Return the trained members of a part, in the order of its space. Raises UserError if there are too few."""
+    """Return the trained members of a part, in the order of its space.
+
+    Raises UserError if there are too few, or their file is damaged.
+    """
     base = table_space(part).base
     rows: dict[str, list[Ended]] = {row: [] for row in table_rows(part)}
     for record in read_outcomes(DATA / part.committed):

@@ -160,9 +160,9 @@ def _means(entries: Iterable[Entry]) -> list[Point]:
 def replay_halving(problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
     """Replay successive halving: many candidates are trained up to a rung, and the better half continues.
 
-    A bracket has BRACKET candidates, drawn evenly over costs. After each rung, half of those left continue: those on
-    the best fronts of cost and loss among all candidates that reached the rung so far. Brackets follow until the tokens
-    of `num_trials` full trainings or all members are used.
+    A bracket has BRACKET candidates, drawn evenly over costs. After the first rung at most BRACKET / 2 continue, after
+    the second BRACKET / 4, and so on: those on the best fronts of cost and loss among all candidates that reached the
+    rung so far. Brackets follow until the tokens of `num_trials` full trainings or all members are used.
 
     Source: Jamieson and Talwalkar 2016, arXiv 1502.07943, for halving; Li et al. 2020, arXiv 1810.05934, for ranking
     among all that reached the rung; Schmucker et al. 2021, arXiv 2106.12639, for fronts in place of a single loss.

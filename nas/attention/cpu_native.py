@@ -170,8 +170,8 @@ def library(source: Path, **defines: int) -> ctypes.CDLL:
 def own_folder(name: str) -> Path:
     """Return the folder `name` of compiled code in the cache, which is made if needed.
 
-    Raises NotCompiledError if others can write to the folder, since their code would be loaded; OSError or UserError if
-    it cannot be made.
+    Raises NotCompiledError if others own the folder or can write to it, since their code would be loaded; OSError or
+    UserError if it cannot be made.
     """
     folder = default_cache_dir() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

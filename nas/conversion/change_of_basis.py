@@ -234,7 +234,7 @@ def scale_rows(weights: Weights, linear: str, factors: Tensor) -> None:
 def add_constant(architecture: Architecture, weights: Weights, num_layers: int, constant: Tensor) -> None:
     """Add a constant to the stream after the first `num_layers` layers, through the last node there that writes to it.
 
-    The constant is added to the bias of that node or, for an embedding table, to every row; a linear must have a bias.
+    The constant is added to the bias of that node or, for an embedding table, to every row; others must have a bias.
 
     constant: d_model numbers, in the coordinates of that node's output.
     """

@@ -113,7 +113,10 @@ def fitting(
 
 
 def recorded(architecture: Architecture, weights: Mapping[str, Array], corpus: Corpus | None) -> dict[str, Any]:
-    """Return an export's record by protocol: `ring_bits`, `fraction_bits`, `failure` (why out of range, or None)."""
+    """Return an export's record by protocol: `ring_bits`, `fraction_bits` and `failure`.
+
+    `failure`: why numbers leave the range or results are too inaccurate; None if neither is so.
+    """
     sequences = check_sequences(weights["embed.weight"], corpus, min(NUM_TOKENS, architecture.context))
     of_engines: dict[str, dict[str, Any]] = {}
     for protocol, facts in ENGINE_PROTOCOLS.items():
@@ -160,8 +163,9 @@ def _relative_error(fixed: Array, exact: Array) -> float:
 def require_accuracy(runs: Both) -> None:
     """Raise OutOfRangeError if logits, ... x vocab, are off by over MAX_ERROR, or a share below MIN_AGREEMENT is right.
 
-    A position is right if its logits are off by MAX_ERROR at most and the most likely token is the same. The share is
-    not checked with fewer than ENOUGH positions.
+    A position is right if its logits are off by MAX_ERROR at most and the most likely token is the same. Errors are
+    relative to the largest logit: first to that of all positions, for the share to that of the position. With fewer
+    than ENOUGH positions, the share is not checked.
     """
     error, largest = _relative_error(runs.fixed, runs.exact), np.abs(runs.exact).max(axis=-1)
     same = runs.exact.argmax(axis=-1) == runs.fixed.argmax(axis=-1)

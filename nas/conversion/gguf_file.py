@@ -55,7 +55,7 @@ def load_gguf(path: str) -> Pretrained:
 
     Raises UserError if the file is missing, damaged or of an unknown family, lacks a tensor or a readable tokenizer,
     does not fit into memory, or has a tensor that is unexpected, misshapen, not finite or of an unknown type, or if
-    gguf is not installed.
+    gguf or transformers is not installed.
     """
     family, architecture = read_gguf_settings(path)
     require_memory(architecture, path)

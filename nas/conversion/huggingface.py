@@ -75,8 +75,8 @@ def load_pretrained(path: str) -> Pretrained:
     """Load a model of transformers from a folder of `save_pretrained`, or by its id on the hub.
 
     Raises UserError if there is none, the hub cannot be reached, its family is unknown, transformers is not installed,
-    the tokenizer.json cannot be read, or the weights are incomplete, of wrong shapes, not floating point, not finite or
-    larger than memory.
+    a file cannot be read, or the weights are incomplete, of wrong shapes, not floating point of 16 bits or more, not
+    finite or larger than memory.
     """
     config, architecture = read_pretrained_config(path)
     require_memory(architecture, path)  # before a model of any size is made
@@ -203,7 +203,8 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
 def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokenizer: Path, target: Path) -> None:
     """Save the model of `to_transformers` and its tokenizer in `target`, for versions 4 and 5 of transformers.
 
-    tokenizer: folder with the files of the tokenizer. Raises UserError if the tokenizer's files are gone or damaged.
+    tokenizer: folder with the files of the tokenizer. Raises UserError if its tokenizer.json is gone, or its
+    tokenizer_config.json is damaged.
     """
     if not (tokenizer / TOKENIZER_FILE).is_file():
         raise UserError(f"the tokenizer of the corpus must be in {tokenizer}, but is gone; prepare the data anew.")

@@ -28,7 +28,7 @@ LENGTHS = tuple(2.0 ** (half / 2) for half in range(-6, 9))  # factors on the in
 
 @torch.no_grad()
 def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], tokens: Tensor) -> Mapping[str, Tensor]:
-    """Fit parts of a model to the parent's, in place, and return the new weights of their linears by `<node>.<suffix>`.
+    """Fit parts of a model to the parent's, in place; return the new weights of their nodes by `<node>.<suffix>`.
 
     parts: fused FFNs, FFNs with polynomials and attention with eighth powers to fit (`fitted_parts`). All else in their
         layers should have the parent's weights. tokens: sequences x T to fit on.

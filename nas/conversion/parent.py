@@ -43,8 +43,8 @@ BUILTIN_FOLDER = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy"
 def load_initial(path: str) -> Pretrained:
     """Load a model: a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
 
-    path: the config.json of a folder stands for the folder. Raises UserError if the model is missing or damaged, a file
-    differs from its checksum, weights are missing, not finite or above LARGEST_WEIGHT, or the embedding is zero.
+    path: the config.json of a folder stands for the folder. Raises UserError as `read_export`, `load_gguf` and
+    `load_pretrained` do, or if a file differs from its checksum, a weight exceeds LARGEST_WEIGHT or the embedding is 0.
     """
     if Path(path).name == "config.json" and Path(path).is_file():
         path = str(Path(path).parent)
@@ -140,9 +140,10 @@ def parent_of(name: str, model: Pretrained, begin_of_text: str = OWN_RULE) -> Pa
 
 
 def require_fit(parent: Parent, target: Architecture) -> None:
-    """Raise UserError, with a remedy, unless candidates with the dimensions of `target` can start from the parent.
+    """Raise UserError, with a remedy, if `target` differs from the parent in SAME or has a longer context.
 
-    target: any candidate of the space, with the dimensions in which candidates are trained.
+    target: any candidate of the space, with the dimensions in which candidates are trained. For what else must fit,
+    such as `d_ff`, `transferred` raises UserError.
     """
     source = parent.model.architecture
     for name in SAME:

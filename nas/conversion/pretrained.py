@@ -58,7 +58,7 @@ def is_sound(value: Tensor) -> bool:
 
 
 def is_export(folder: Path) -> bool:
-    """Whether a folder has TRAINED_FILE, or lists it in CHECKSUMS_FILE. Raises UserError if the latter is damaged."""
+    """Whether a folder has TRAINED_FILE, else whether its CHECKSUMS_FILE lists it. UserError if that one is damaged."""
     return (folder / TRAINED_FILE).is_file() or TRAINED_FILE in _checksums(folder)
 
 
@@ -66,7 +66,7 @@ def read_export(folder: Path) -> Pretrained:
     """Read the model that `nas.export` wrote into a folder, with its tokenizer if there is a tokenizer.json.
 
     Raises UserError, naming the file, if a file is missing, damaged or does not match the folder's checksums, or if a
-    weight is missing, of another shape than its op, or not finite.
+    weight is missing, of another shape than its op, or not `is_sound`.
     """
     require_checksums(folder)
     architecture, path = load_architecture(folder / TRAINED_FILE), folder / WEIGHTS_FILE
@@ -103,8 +103,8 @@ def read_windows(folder: Path) -> KeptWindows | None:
 def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None]:
     """Return the architecture and the tokenizer of an export, whose weights may be missing; None without a tokenizer.
 
-    Raises UserError, naming the file, if TRAINED_FILE, tokenizer.json or tokenizer_config.json is lost or edited, or if
-    a file is damaged.
+    Raises UserError, naming the file, if TRAINED_FILE is missing or damaged, or the tokenizer is damaged, or if one of
+    their files that CHECKSUMS_FILE lists is lost or edited.
     """
     require_checksums(folder, (TRAINED_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE))
     return load_architecture(folder / TRAINED_FILE), read_tokenizer(folder)
@@ -126,7 +126,7 @@ def read_tokenizer(folder: Path) -> GivenTokenizer | None:
 
 
 def write_pretrained(model: Pretrained, folder: Path) -> None:
-    """Write a model as an export, which `read_export` can read, with checksums. Raises OSError as writing does."""
+    """Write a model and checksums as an export for `read_export`. Raises OSError, or UserError for a subfolder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TRAINED_FILE).write_text(dump_architecture(model.architecture), encoding="utf-8")
     (folder / WEIGHTS_FILE).write_bytes(save(model.weights))

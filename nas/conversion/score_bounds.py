@@ -37,9 +37,9 @@ FIT_TOKENS = 1 << 11  # about how many tokens the length of queries is fitted on
 def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
     """Return the tokens on which score bounds are set, sequences x T: `checked`, then tokens of the training text.
 
-    About BOUNDING_TOKENS to twice as many training tokens are taken, in sequences spread evenly over the text; none
-    without a corpus. Fewer tokens might lack the rows with the smallest and largest sums. checked: tokens of the fold
-    check (`check_tokens`), sequences x T.
+    About BOUNDING_TOKENS to twice as many training tokens are taken, in sequences spread evenly over the text; all if
+    there are fewer, and none without a corpus. Fewer tokens might lack the rows with the smallest and largest sums.
+    checked: tokens of the fold check (`check_tokens`), sequences x T.
     """
     tokens = torch.from_numpy(checked)
     if corpus is None:

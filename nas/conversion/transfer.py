@@ -43,7 +43,7 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
 
     weights: the source's, in the form of `deployed_weights`. The result has `<norm>.frozen`, 1 or 0, for norms that
     training freezes. A weight that is not in the result keeps its usual initial value. Raises UserError if a setting in
-    SAME differs, or the target has a longer context or linears that the source lacks.
+    SAME differs, or the target has a longer context, weights of other shapes or linears that the source lacks.
     """
     for name in SAME:
         theirs, ours = getattr(source, name), getattr(target, name)

@@ -55,7 +55,7 @@ class Corpus:
     """A prepared corpus: a train and a validation split in tokens, which `tokens` maps into memory.
 
     folder: entry of the cache. data: the source as the user named it. fingerprint: hash of everything that the tokens
-    depend on. tokenizer: name with a digest. vocab_size: the tokenizer's; a small corpus yields fewer merges than
+    depend on. tokenizer: name with a digest. vocab_size: as in `Encoder`; a small corpus yields fewer merges than
     requested. begin_of_text: the token that replaces the first one of each sequence when it is read; None for no such
     token. num_train_tokens: size of the whole split, or of the part of a large source that was prepared. unigram_loss:
     validation loss, nats per token, of a unigram model of the train split with one added to every count; the reference
@@ -116,8 +116,8 @@ def prepare(
             validation excludes documents that repeat them.
         source: the source to use instead of the one that `data` names.
 
-    Raises UserError for bad data, vocabulary or tokenizer, a missing `seq_len`, a split without tokens, or a validation
-    split of nothing but copies of training text; OSError if the cache cannot be written.
+    Raises UserError for bad data, vocabulary or tokenizer, a missing `seq_len`, a split without tokens, a validation
+    split of nothing but copies of training text, or a user's cache without write access; OSError if writing fails.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise UserError(f"`vocab_size` must be at least {MIN_VOCAB_SIZE} (every byte), but got {vocab_size}.")
@@ -178,7 +178,7 @@ def _entry(fingerprint: str) -> tuple[Path, int | None]:
 
 
 def open_corpus(folder: Path, level: int | None = None) -> Corpus:
-    """Return the corpus in a cache entry. Raises UserError if it is missing or incomplete.
+    """Return the corpus in a cache entry. Raises UserError if it is missing, damaged or incomplete.
 
     level: training tokens up to which a large source was prepared (`level_of`); None if the whole source was.
     """

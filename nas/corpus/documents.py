@@ -81,7 +81,7 @@ class Reading:
 
     @property
     def lines(self) -> list[str]:
-        """A line that says what was read and, if files were left out, a second line that says which and why."""
+        """A line that says what was read and, if files were left out, one with number and example by reason."""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.read.items())
         num_read, num_left = sum(self.read.values()), sum(count for count, _ in self.left_out.values())
         lines = [

@@ -38,7 +38,10 @@ MOST_PIECE_CHARACTERS = 128  # of a piece, which may be cut anywhere; the usual 
 
 @contextmanager
 def tokenizing(subject: str) -> Iterator[None]:
-    """Turn errors and panics of the package tokenizers in a block into UserErrors about `subject`; discard stderr."""
+    """Turn what a block raises, also a panic, into a UserError about `subject`; discard stderr.
+
+    UserError, KeyboardInterrupt and MemoryError pass unchanged.
+    """
     with _stderr:
         sys.stderr.flush()
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -106,8 +109,8 @@ class Piece(NamedTuple):
 def to_json(model: bytes) -> str:
     """Return the tokenizer.json of a SentencePiece BPE model without normalisation, such as Languini's.
 
-    model: content of the file. Raises UserError if it is damaged or too large, uses another algorithm or normalisation,
-    or has too long a piece.
+    model: content of the file. Raises UserError if it is damaged or too large, uses another algorithm, normalisation or
+    a leading space, or has too long a piece.
     """
     if len(model) > MOST_BYTES:
         raise UserError(f"it must be a SentencePiece model of at most {MOST_BYTES:,} bytes, but has {len(model):,}.")

@@ -73,7 +73,7 @@ def stdlib_source() -> DocumentSource:
 
 
 def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> DocumentSource:
-    """Return the texts and tables in a folder as a source. name: the source's. Raises UserError if there is no text.
+    """Return the texts and tables in a folder as a source. name: the source's. Raises UserError as `listed`.
 
     A data set's card is left out. A hash decides the split, unless names state a train and a validation split; files of
     a test split are left out if names state a train split. If there are no tables and all texts would be in one split,
@@ -97,7 +97,10 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
 
 
 def file_source(name: str, path: Path) -> DocumentSource:
-    """Return a text, whose end validates, or rows, split by hash, as a source. Raises UserError if unreadable."""
+    """Return a file as a source: a text, the end of which is the validation split, or rows, each in a split by hash.
+
+    Raises UserError if an existing file cannot be read; damaged rows raise it only when they are reached.
+    """
     if kind_of(path) in ROW_READERS:
         file = File(path.stat().st_size, partial(_documents, path, path.name, None))
         return _source(name, Listing([file], [path.suffix, digest(path)]))
@@ -118,7 +121,8 @@ def listed(folder: Path, split: Split | None, *, by_name: bool = False, has_card
     """Return the files in a folder that hold documents.
 
     split: the split of all documents, or None to decide by hash. by_name: whether splits that names state are followed.
-    has_card: whether a data set's card is left out. Raises UserError if there is no text.
+    has_card: whether a data set's card is left out. Raises UserError if there is no text or a file cannot be read;
+    damaged rows raise it only when they are reached.
     """
     files, left_out = files_below(folder)
     kinds = {relative: kind_of(path) for relative, path in files}
@@ -183,7 +187,7 @@ def file_stream(files: Sequence[File], split: Split | None) -> Stream:
 
 
 def digest(path: Path) -> str:
-    """Return the hexadecimal SHA-256 of a file that may not fit in memory. Raises UserError if it cannot be read."""
+    """Return the hexadecimal SHA-256 of a file, read in parts. Raises UserError if it is unreadable or too large."""
     try:
         with open_file(path, MOST_ROWS) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -328,7 +332,7 @@ def splits_by_name(names: Iterable[str]) -> dict[str, str]:
 
 
 def is_card(name: str, text: str, others: Mapping[str, bool]) -> bool:
-    """Whether a file is a data set's card: a README.md with a card's front matter, or with only tables beside it.
+    """Whether a file is a data set's card: a README.md with a card's front matter, or only tables beside or below it.
 
     name: relative path. others: by relative path of each other file that is read, whether it is a table.
     """

@@ -171,7 +171,7 @@ def ngram_baseline(
             perplexities.
         second: corpus of the same tokenizer, whose validation targets are used instead; None for those of `corpus`.
 
-    Raises UserError if a split has no sequence.
+    Raises UserError as `require_chunks`, for either corpus.
     """
     count = num_sequences(corpus, "train", seq_len)
     counted = min(count if tokens is None else -(-tokens // seq_len), count, max(1, COUNTED_TOKENS // seq_len))

@@ -36,7 +36,10 @@ def kind_of(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path, most: int = MOST_ROWS) -> Iterator[IO[bytes]]:
-    """Open a file, decompressed as it is read. Raises UserError if unreadable, or larger on disk than `most` bytes."""
+    """Open a file for a block, decompressed as it is read.
+
+    Raises UserError if the file is larger on disk than `most` bytes or cannot be read, or for any OSError in the block.
+    """
     try:
         file: IO[bytes] = open_file(path, most)
         if path.suffix.lower() in OPENERS:
@@ -51,7 +54,7 @@ def opened(path: Path, most: int = MOST_ROWS) -> Iterator[IO[bytes]]:
 def jsonl_texts(path: Path) -> Iterator[str]:
     """Yield the text of every line of a .jsonl file that is not blank.
 
-    Raises UserError, naming file and line, if the file cannot be read or a line is not a JSON object with a text.
+    Raises UserError if the file cannot be read or, naming the line, if one is not a JSON object with a text.
     """
     yield from (_text_of(row, where) for row, where in jsonl_rows(path))
 
@@ -59,7 +62,7 @@ def jsonl_texts(path: Path) -> Iterator[str]:
 def jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
     """Yield the data of every line of a .jsonl file that is not blank, with words for its place (file and line).
 
-    Raises UserError, naming file and line, if the file cannot be read or a line is not JSON.
+    Raises UserError if the file cannot be read or, naming the line, if one is not JSON or too long.
     """
     with opened(path) as file:  # lines end with \\n only: JSON strings may contain U+2028
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
@@ -72,7 +75,8 @@ def jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
 def json_texts(path: Path) -> Iterator[str]:
     """Yield the texts of a .json file, which has a list of rows, a single row, or lines as in a .jsonl file.
 
-    Raises UserError if the file cannot be read, is too large to be read as a whole, or has a row without a text.
+    Raises UserError if an existing file cannot be read, is too large to be read as a whole, or has a row without a
+    text; FileNotFoundError if there is none.
     """
     blocks, size = list[bytes](), path.stat().st_size
     if size <= MOST_JSON_BYTES:
@@ -168,7 +172,7 @@ MAY_LACK_TEXT = (".json", ".csv", ".tsv")  # often beside texts, as settings or 
 
 
 def lacks_text(path: Path) -> str:
-    """Return why not to read a file of a kind in MAY_LACK_TEXT; '' if its first row has a text, and for other kinds."""
+    """Return why not to read an existing file; '' if a first text can be read, or its kind is not in MAY_LACK_TEXT."""
     if kind_of(path) not in MAY_LACK_TEXT:
         return ""
     try:

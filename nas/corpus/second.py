@@ -47,7 +47,7 @@ A_COPY = 0.5  # share of repeated windows above which a document counts as the s
 
 
 class SecondSource(NamedTuple):
-    """The documents of a second corpus. fingerprint: hash of the whole source from which the documents are taken."""
+    """The documents of a second corpus. fingerprint: hash of the whole source, or of the files of `dependencies`."""
 
     fingerprint: str
     documents: list[Document]
@@ -56,7 +56,8 @@ class SecondSource(NamedTuple):
 def second_source(data: str) -> SecondSource:
     """Return the documents of `dependencies`, or the first documents of a source that `open_source` opens.
 
-    Documents of a source are read until they have READ_CHARACTERS together. Raises UserError as `open_source` does.
+    Documents of a source are read until they have READ_CHARACTERS together. Raises UserError as `open_source` does, and
+    for rows that cannot be read.
     """
     if data != DEPENDENCIES:
         source = open_source(data, whole_files=True)
@@ -78,9 +79,10 @@ def second_source(data: str) -> SecondSource:
 def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: KeptWindows | None) -> Corpus:
     """Return the corpus `first` with the documents of `source` as its validation split.
 
-    Documents that repeat text of `first` or of the parent are excluded. data: name of the source. of_parent: windows of
-    the parent's training text (`to_keep`); None if unknown. Raises UserError if more than half of a document is
-    repeated, unless the source is `dependencies`.
+    Documents are excluded if more than a tenth of them repeats text of `first` or of the parent. data: name of the
+    source. of_parent: windows of the parent's training text (`to_keep`); None if unknown. Raises UserError if more than
+    half of a document is repeated (unless the source is `dependencies`), a text cannot be encoded, or the cache is not
+    writable; OSError if writing fails.
     """
     parent = b"" if of_parent is None else of_parent.tobytes()
     key = hashlib.sha256(json.dumps([1, first.fingerprint, source.fingerprint]).encode() + parent).hexdigest()[:16]

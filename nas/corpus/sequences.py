@@ -60,7 +60,7 @@ def held_out_targets(corpus: Corpus, seq_len: int, tokens: int) -> HeldOutTarget
     """Return about `tokens` validation targets, in whole sequences that are spread evenly over documents.
 
     A document's weight is its share of the tokens, but at most MOST_OF_LOSS; if there are too few documents for that,
-    at most twice the weight of equal shares. Raises UserError if the split has no sequence of this length.
+    at most twice the weight of equal shares. Raises UserError as `require_chunks`.
     """
     count = num_sequences(corpus, "validation", seq_len)
     stride = seq_len if corpus.chunk_len is None else seq_len + 1

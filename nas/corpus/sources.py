@@ -77,7 +77,7 @@ def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
 
     whole_files: for a folder, ignore names that state a split, and cut no file into a train and a validation part.
     Raises UserError, in one line, for any other text, and for a source that cannot be read or reached; for rows that
-    cannot be read, only when they are reached.
+    are damaged, only when they are reached.
     """
     name, colon, folder = data.partition(":")
     if name in PAPER_CORPORA:
@@ -164,7 +164,7 @@ class Repository(NamedTuple):
 def reach(name: str, kind: str, remedy: str) -> Repository:
     """Return a repository at its current commit. name: OWNER/NAME, or a folder. kind: `dataset` or `model`.
 
-    Raises UserError, in one line that ends with `remedy`, if the extra is missing or the hub cannot be reached.
+    Raises UserError, in one line that ends with `remedy`, if the extra is missing or the repository cannot be reached.
     """
     try:
         import datasets  # noqa: F401

@@ -66,8 +66,8 @@ def extend(
     """Tokenise until there are `level` training tokens or no more documents, and return the new progress.
 
     A separate validation stream is read up to VALIDATION_TOKENS. progress: result of `read_progress`.
-    Raises UserError if a document cannot be read or a split is empty, OSError if the disk is full; what PROGRESS_FILE
-    records until then stays valid.
+    Raises UserError if a document cannot be read or encoded or a split is empty, OSError if the disk is full; what
+    PROGRESS_FILE records until then stays valid.
     """
     recorded = progress
     report = _progress_log(source, level)

@@ -68,7 +68,7 @@ class Encoder:
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger[Any]]]:
         """Return the ids to store for each document: its tokens and `after`, or sequences of seq_len + 1 tokens.
 
-        Raises UserError for a token beyond the vocabulary, or a text that the tokenizer cannot encode.
+        An empty text gets none. Raises UserError for a token beyond the vocabulary, or a text that cannot be encoded.
         """
         pieces = [_pieces(text) for text in documents]
         with tokenizing(f"the tokenizer {self.name}"):

@@ -65,7 +65,8 @@ class Asked(NamedTuple):
 class Parts:
     """The results of finished parts of evaluations, read from a .jsonl file, if it exists, and added to it.
 
-    Raises UserError if the file has other content. A part is found by a key, a hash of all that decides its result.
+    Raises UserError if the file cannot be read or has other content. A part is found by a key, a hash of all that
+    decides its result.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +86,8 @@ class Parts:
         """Return the result of a part as plain data: from the file or, if it has none, computed and added to the file.
 
         part: name of the part. content: plain data that decides the result. computed: returns the result as data that
-            JSON can represent; tuples become lists. Raises OSError, and UserError for a number that is not finite.
+            JSON can represent; tuples become lists. Raises OSError if the file cannot be written, UserError for a
+            number that is not finite, and what `computed` raises.
         """
         key = fingerprint([FORMAT, part, content])[:16]
         if key not in self.known:
@@ -179,7 +181,7 @@ def _asked(
 
 
 def find_judged(name: str) -> Judged:
-    """Load a model that `find_parent` finds. Raises UserError as `find_parent`, or if the tokenizer is damaged."""
+    """Load a model that `find_parent` finds. Raises UserError as `find_parent` and `given_encoder`."""
     found = find_parent(name)
     assert found.model.tokenizer is not None
     encoder = given_encoder(found.model.tokenizer, found.model.architecture.vocab_size, None)

@@ -45,8 +45,8 @@ def request_of(encoder: Encoder, context: str, continuation: str, most_tokens: i
 
     most_tokens: the model's context. If context and continuation are too long together, the context loses its
     beginning, but still begins with the token that begins a text, if the tokenizer adds one. An empty context is
-    replaced by that token or, without one, by the token that ends a document. Raises UserError for a token beyond the
-    vocabulary.
+    replaced by that token or, without one, by the token that ends a document. Raises UserError as
+    `Encoder.encode_prompt`.
     """
     kept = context.rstrip()
     before = encoder.encode_prompt(kept) or [encoder.end]

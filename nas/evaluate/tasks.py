@@ -92,7 +92,8 @@ def read_tasks(folder: str, only: Sequence[str], most_items: int) -> tuple[list[
     only: names, such as `piqa` or `piqa/rc_5shot`, or patterns like `*/rc_5shot`; empty for all tasks. A name without a
         form, and an empty `only`, choose the form of each task that has the fewest examples. most_items: largest number
         of items of a task; a larger task is sampled, always with the same items.
-    Raises UserError for a folder or name without a task whose metric is in METRICS, or a file of another format.
+    Raises UserError for a folder or name without a task whose metric is in METRICS, or a file that cannot be read or
+    has another format.
     """
     root = Path(folder)
     if not root.is_dir():

@@ -40,7 +40,7 @@ def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, conte
 
     The first window of every document comes first, then the second ones, and so on; the last one is not shortened.
     context: the models'; a window predicts at most this many tokens, and at most LONGEST. Raises UserError if no
-    document has two tokens.
+    document has two tokens, and as `Encoder.encode_prompt`.
     """
     length, windows = min(LONGEST, context), list[tuple[int, int, tuple[int, ...]]]()
     order = np.random.default_rng(0).permutation(len(documents))  # of many documents some are read, of any part

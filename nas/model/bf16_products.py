@@ -86,7 +86,7 @@ class _RoundedWeights(TorchFunctionMode):
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right: in fp32 for bf16 factors (bf16 sums make gradients wrong by percents), or fp32 or fp64."""
+    """Return left @ right in the factors' type, or for bf16 in fp32 (bf16 sums make gradients wrong by percents)."""
     if left.dtype in (torch.float32, torch.float64):
         return left @ right
     if left.is_cuda:

@@ -129,7 +129,7 @@ class Block(nn.Module):
         """Return the stream after the layer, batch x T x d_model, and, if wanted, the entropies, batch x heads x T.
 
         Without attention there are 0 heads. stream: batch x T x d_model. past: keys and values of the positions before
-            `first`, the position of the first token; None to cache nothing. If `first` > 0, entropies are None.
+            `first`, the position of the first token; None to cache nothing. Attention has no entropies if `first` > 0.
         """
         if self.attention is None:
             joined, entropy = stream, stream.new_zeros(len(stream), 0, stream.shape[1]) if with_entropy else None

@@ -54,8 +54,9 @@ def answer(
     """Answer a prompt with the parties that `parties` starts: all on this machine, or only the client.
 
     new_tokens: most tokens to generate. report: called with lines for the user, first on the session and then on each
-    token. Raise UserError before anything runs if the cost cannot be predicted or the prompt is out of range;
-    StoppedError if a later token is out of range; and any error that `parties` raises.
+    token. Raise UserError before anything runs if the cost cannot be predicted, or as `prompt_arithmetic` if fixed
+    point does not hold the prompt; StoppedError if a later token is out of range or a party fails; and any error that
+    `parties` raises.
     """
     plan = Plan(kind="tokens", num_tokens=len(prompt.ids), num_new=new_tokens)
     steps = graphs(setup.graph_of, plan)

@@ -55,7 +55,7 @@ def corpus_for(
 ) -> Corpus:
     """Return the corpus `data`; for None, the one with `fingerprint` or, if that is not in the cache, DEFAULT_DATA.
 
-    tokenizer, vocab_size, context: the model's. Raise UserError as `prepare`.
+    tokenizer, vocab_size, context: the model's. Raise errors as `prepare`.
     """
     if data is None and (known := known_corpus(fingerprint)) is not None:
         return replace(known, begin_of_text=given_encoder(tokenizer, vocab_size, None).begin)

@@ -51,7 +51,10 @@ class PrivateModel:
 
 
 def find_model(source: str) -> Path | Run:
-    """Return the folder or file of a model, or a run of nas.search. Raise UserError if `source` is none of these."""
+    """Return the folder or file of a model, or a run of nas.search.
+
+    Raise UserError if `source` is none of these, its checksums are damaged, or as `Run.find`.
+    """
     folder = BUILTIN_FOLDER if source == BUILTIN else Path(source)
     if is_export(folder) or is_training(folder) or folder.is_file() or (folder / "config.json").is_file():
         return folder
@@ -67,8 +70,10 @@ def load_model(source: str, pick: str, *, weights_here: bool = True, begin_of_te
 
     pick: for a run, `knee`, `best` or an arch_id. weights_here: whether the weights must be on this machine; if not, an
         export without its weights is enough. begin_of_text: `rule` of `with_begin_of_text`.
-    Raise UserError if the source is none of these, the run has no completed trial, the pick is unknown, a file was lost
-    or edited, the model has no tokenizer, or the tokenizer lacks the token.
+    Raise UserError if the source is none of these, the run has no completed trial within its budget, the pick is
+    unknown, a training has no whole checkpoint or still has components of its parent, a file is lost, damaged or, by
+    checksums, edited, an export without weights is not folded, the model has no tokenizer, or the tokenizer lacks the
+    token.
     """
     found = find_model(source)
     if isinstance(found, Run):

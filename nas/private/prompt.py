@@ -30,9 +30,9 @@ class Prompt:
 
 
 def given_text(text: str | None, file: str | None) -> str:
-    """Return the text of a prompt: `text`, or what is in `file` (- is stdin), without a newline at its end.
+    """Return the text of a prompt: `text` or, without a newline at its end, what is in `file` (- is stdin).
 
-    Raise UserError if both are given, the text is empty, or the file cannot be read, is too large or is not UTF-8.
+    Raise UserError if both or neither are given, the text is empty, or the file is unreadable, too large or not UTF-8.
     """
     if not (given := text if file is None else _content(text, file)):
         raise UserError("--prompt must be text, such as 'def f(x):', but is empty.")
@@ -60,7 +60,8 @@ def read_prompt(
 ) -> Prompt:
     """Return a text as a prompt. context, vocab_size: the model's; None for the tokenizer's size.
 
-    Raise UserError if the text and the new tokens (at least 1) exceed the context, or the tokenizer lacks a character.
+    Raise UserError if the text and the new tokens exceed the context, there is not at least 1 new token, the tokenizer
+    lacks a character, or as `given_encoder` and `Encoder.encode_prompt`.
     """
     if new_tokens < 1:
         raise UserError(f"--new-tokens must be at least 1, but got {new_tokens}.")

@@ -115,7 +115,8 @@ def resolve_setup(
 ) -> Setup:
     """Return the set-up that flags ask for; run, pick and protocol are those of `private`.
 
-    Raise UserError if flags contradict each other, a model cannot be loaded, or public weights differ.
+    Raise UserError if a flag has a bad value, flags contradict each other, a model cannot be loaded, there is no GPU
+    for `cuda`, or public weights differ.
 
     Args:
         party: rank of the only party that runs here; None for all. The weights are needed for None and for the server.
@@ -291,9 +292,10 @@ def setup_document(setup: Setup) -> dict[str, Any]:
 def in_range(setup: Setup, fraction_bits: int | None, *, is_allowed: bool) -> Setup:
     """Return the set-up with fraction bits that keep its model in fixed-point range, or with the reason why none do.
 
-    fraction_bits: the user's choice, or None. is_allowed: whether a model out of range may run; all parties must agree
-        on this. If the weights are on another machine, the export's record decides; without a record, only the server
-        checks. Raise UserError, naming op and values, for a model that is out of range and not allowed.
+    fraction_bits: the user's choice, the only one tried; None to try others. is_allowed: whether a model out of range
+        may run; all parties must agree on this. If the weights are on another machine, the export's record decides;
+        without a record for this ring, only the server checks. Raise UserError, with the reason, for a model that is
+        out of range, too inaccurate or changed by folding, and not allowed.
     """
     try:
         fitted = _as_recorded(setup, fraction_bits) if setup.model.weights is None else _fitted(setup, fraction_bits)

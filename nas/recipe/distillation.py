@@ -95,7 +95,10 @@ class Part(NamedTuple):
 
 
 def parent_architecture(distillation: DistillationSchedule, dimensions: Architecture) -> Architecture:
-    """Return the parent's architecture. dimensions: any architecture with the parent's dimensions and depth."""
+    """Return the parent's architecture. Raises UserError if the placement does not fit the number of layers.
+
+    dimensions: the parent's architecture with any layers and final norm. A logit cap that it lacks is not restored.
+    """
     return parse(distillation.placement, dimensions).architecture
 
 

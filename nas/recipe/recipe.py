@@ -51,7 +51,7 @@ class Scale:
         validation_tokens: largest number of tokens of the last validation, spread evenly over documents
             (`nas.corpus.sequences`); earlier validations use a quarter.
 
-    Raises UserError if a number is out of range.
+    Raises UserError if a number is out of range, or `micro_batch` does not divide `batch`.
     """
 
     name: ScaleName
@@ -236,7 +236,7 @@ class Recipe:
     """All settings of a training; none changes the cost of the trained model.
 
     Args:
-        data: stdlib, codeparrot, languini or a path.
+        data: stdlib, codeparrot, languini, NAME:FOLDER for a copy of the last two, or a path.
         entropy: the entropy regulariser, or None to train on cross-entropy alone.
         normalisation: normalised weights of linears, or None.
         freezing: when frozen norms are frozen; without effect if the architecture has none.
@@ -354,6 +354,7 @@ def layers_kept_foldable(architecture: Architecture) -> list[int]:
 def trained_architecture(architecture: Architecture, scale: Scale) -> Architecture:
     """Return the architecture to train: the same depth, heads and layers with the scale's head size and vocabulary.
 
+    If the scale has a head size, d_ff keeps its ratio to the width, and the context becomes the length of a sequence.
     Raises UserError if the architecture's context is shorter than the scale's sequences, or a dimension is too large
     for a tensor.
     """

@@ -31,7 +31,7 @@ MOST_MARKED = 40  # a series with more points is drawn as a line without markers
 
 
 def plot_run(run: Run) -> tuple[Path, ...]:
-    """Draw the Pareto plot of a run and return the paths of its files. Raises UserError if no trial has completed."""
+    """Draw a run's Pareto plot; return its files. Raises UserError if no trial completed, OSError if writing fails."""
     if not run.completed:
         raise UserError(f"{run.folder} has no completed trial yet, so there is nothing to plot.")
     return save_figure(run.folder / "plots" / "pareto", draw_front(front_figure(run, published_rows())))

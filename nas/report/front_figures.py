@@ -41,9 +41,10 @@ Group: TypeAlias = tuple[Mark, ...]  # marks in one style
 class FrontFigure(NamedTuple):
     """Everything that the Pareto plot shows.
 
-    dominated: completed candidates that are not on the front. paused_min, diverged_min: minutes per token of trials
-        that have no final perplexity. published: rows of the papers. ngrams: perplexities of n-gram baselines by name,
-        empty if not counted.
+    dominated: completed candidates that are not on the front, within the budget or not. Neither they nor `baselines`
+        include members with a diverged seed. paused_min, diverged_min: minutes per token of trials that have no final
+        perplexity. published: rows of the papers. ngrams: perplexities of n-gram baselines by name, empty if not
+        counted.
     """
 
     title: str

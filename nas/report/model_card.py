@@ -59,7 +59,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """Everything needed to repeat a result.
+    """Where a result comes from: the run or command, the data, and the versions of packages and cost model.
 
     run: name of the folder. trial_id, budget_latency: None for a training of `nas.train`. command: arguments of
     `nas.train`; None for a run. corpus: fingerprint. data: value of --data; None if unknown.

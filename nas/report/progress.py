@@ -107,7 +107,7 @@ def _more_seeds(summary: Summary) -> str:
 
 @contextmanager
 def logged_to(console: Console) -> Iterator[None]:
-    """Print the package's log messages, from level INFO, on a console, one line each."""
+    """Print the log messages of the package `nas`, from level INFO, on a console, one line each."""
     logger, handler = logging.getLogger("nas"), logging.Handler()
     handler.emit = lambda record: console.print(record.getMessage(), soft_wrap=True, highlight=False)  # type: ignore[method-assign]
     before = logger.level

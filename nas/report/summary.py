@@ -267,7 +267,10 @@ def order_lines(run: Run) -> list[str]:
 
 
 def searcher_lines(run: Run) -> list[str]:
-    """Return a line with the R^2 of the searcher's predicted final losses, if LEAST_EXPECTED candidates have one."""
+    """Return a line with the R^2 of the searcher's predictions of final losses, at proposal and after a short training.
+
+    Each is there if LEAST_EXPECTED candidates with a completed training have that prediction; with neither, no line.
+    """
     proposed = [record for record in run.records if record.event == "proposed" and record.expected_loss is not None]
     ends = {trial.index: trial.val_loss for trial in run.completed if trial.role == "candidate"}
     begun = {record.index for record in proposed if record.is_proxy}

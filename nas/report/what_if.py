@@ -52,7 +52,7 @@ class WhatIf:
         return tuple(sorted(shown, key=lambda member: member.point))
 
     def status(self, member: TrainedMember) -> Status:
-        """Whether a repriced member of either front stays, enters, is over budget or is dominated."""
+        """Whether a repriced member of either front stays, enters, is not eligible (`over budget`) or is dominated."""
         if member not in self.after:
             return "dominated" if is_eligible(member, self.budget) else "over budget"
         return "stays" if member.trial_id in {kept.trial_id for kept in self.run.front} else "enters"
@@ -68,7 +68,8 @@ def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None
         options: network and testbed, by default the run's if the run has the protocol, and budgets, by default none.
 
     Raises:
-        UserError: if no trial is completed, an op has no cost, or an option has an unknown value or excludes another.
+        UserError: if no trial is completed, an op has no cost, the prompt exceeds the context, or an option has an
+            unknown value or excludes another.
     """
     if protocol is not None and "," in protocol:
         raise UserError(f"--protocol must be one protocol here, but got {protocol}; give one at a time.")
@@ -86,7 +87,8 @@ def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None
 def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> WhatIf:
     """Return a run's trained members at the costs of another pricer and workload, and the front within a budget.
 
-    Raises UserError if no trial is completed, the workload exceeds the context, or an op has no cost.
+    Raises UserError if no trial is completed, the workload exceeds the context, an op has no cost, or the budget bounds
+    keys but the protocol has none.
     """
     budget.check_keys(pricer.protocol, has_keys=pricer.has_keys)
     if not run.completed:

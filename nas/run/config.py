@@ -61,7 +61,8 @@ class StudyConfig(BudgetOptions):
             and at least one. The run can be resumed, with as much time again.
         time_limit: end the run after this time in any case, with a unit, even if nothing is trained.
         trial_timeout: a trial fails if it takes longer than this since it was last started; with a unit, such as 20min.
-        max_failures: stop after this many failed trials, divergence not counted; the run can be resumed.
+        max_failures: stop after this many failed trials, divergence not counted; by default never. The run can be
+            resumed.
         scale: size of the trained models, training tokens and learning rate. parent, the size of --parent, is the
             default if --parent does not have the head size and vocabulary of proxy.
         tokens: tokens of a final training; by default the scale's, or with a parent 5/8 of them (all at scale parent).
@@ -172,8 +173,8 @@ class StudyConfig(BudgetOptions):
     def setting_of(self, protocol: str) -> Setting | None:
         """Return the setting of a protocol with the study's `weights` and `weight_masks`; None if neither is given.
 
-        `weight_masks` is left out if the study does not use the protocol. Raises UserError for a value that the
-        protocol does not have.
+        If the study does not use the protocol, `weight_masks` is left out, and the result is None for a protocol
+        without settings. Else a UserError is raised for a value that the protocol does not have.
         """
         if protocol in self.protocols:
             return setting_of(protocol, weights=self.weights, weight_masks=self.weight_masks)
@@ -203,7 +204,7 @@ class StudyConfig(BudgetOptions):
     def kept_layers(self) -> int | None:
         """Number of first layers that candidates keep, with the embedding, from the parent, as public or client layers.
 
-        None if neither option is set. Raises UserError for public layers that are not the first ones.
+        None if neither option is set. Raises UserError for public layers that cannot be parsed or are not the first.
         """
         if self.public_layers is None and self.client_layers is None:
             return None

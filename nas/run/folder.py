@@ -210,7 +210,8 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
     """Build the space of a run. folder: None for a new run.
 
     tables: for a space that `is_on_parent`, the parent's architecture; for others, an architecture whose vocabulary and
-    context replace those of the space's base, or None. Raises UserError if the parent's architecture is missing.
+    context replace those of the space's base, or None. Raises UserError if the parent's architecture is missing, or the
+    space is unknown or not valid.
     """
     if is_on_parent(folder, config):
         if tables is None:
@@ -284,7 +285,7 @@ def _given(config: StudyConfig, field: str, protocol: str) -> tuple[str | None, 
 
 
 def read_config(folder: Path) -> StudyConfig:
-    """Read the configuration of a run. Raises UserError, naming the file, if it is missing or damaged."""
+    """Read the configuration of a run. Raises UserError, naming the file, if it is missing, damaged or not valid."""
     path = folder / CONFIG_FILE
     return load_file(StudyConfig, path)
 
@@ -295,7 +296,7 @@ def write_meta(folder: Path, meta: Meta) -> None:
 
 
 def read_meta(folder: Path) -> Meta:
-    """Read the `Meta` of a run. Raises UserError, naming the file, if it is missing or damaged."""
+    """Read the `Meta` of a run. Raises UserError, naming the file, if it is missing, damaged or of another version."""
     path = folder / "meta.json"
     return decode(Meta, read_json(path, "must be the JSON that a run writes at its start"), str(path))
 

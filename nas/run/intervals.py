@@ -58,14 +58,14 @@ def document_error(documents: Documents) -> float | None:
 
 
 def mean_documents(trials: Sequence[Documents]) -> Documents:
-    """Mean loss by document over trials; empty unless all trials have the same documents."""
+    """Mean loss by document over trials; empty unless all trials have documents of the same weights, in order."""
     if len({tuple(share for share, _ in documents) for documents in trials}) != 1:
         return ()
     return tuple((same[0][0], sum(loss for _, loss in same) / len(same)) for same in zip(*trials, strict=True))
 
 
 def differences(documents: Documents, others: Documents) -> Documents:
-    """Losses of `others` minus losses of `documents`, by document; empty unless both have the same documents."""
+    """Losses of `others` minus losses of `documents`, by document; empty unless the weights of both are the same."""
     if not mean_documents([documents, others]):
         return ()
     return tuple((share, theirs - ours) for (share, ours), (_, theirs) in zip(documents, others, strict=True))

@@ -208,7 +208,7 @@ def read(path: Path) -> tuple[Record, ...]:
 
 
 def recover(path: Path) -> tuple[Record, ...]:
-    """Read as `read` does, and delete an incomplete last line from the file, so that appending is safe."""
+    """Read a file that exists as `read` does, and delete an incomplete last line from it, so that appending is safe."""
     records = read(path)
     data = read_bytes(path, MOST_LEDGER)
     if not data.endswith(b"\n"):

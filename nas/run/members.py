@@ -72,7 +72,7 @@ class TrainedMember(Record):
 
     @property
     def standard_error(self) -> float | None:
-        """Standard error of the mean loss in nats, over seeds and documents; None if neither is known."""
+        """Standard error of the mean loss in nats, over seeds and documents, or the known one; None if neither is."""
         return joined(self.seed_error, self.document_error)
 
     @property
@@ -95,7 +95,7 @@ class TrainedMember(Record):
 
     @property
     def second_error(self) -> float | None:
-        """Standard error of `second_loss` over seeds (as on the first corpus) and documents, nats; None if unknown."""
+        """Standard error of `second_loss`, nats: over first-corpus seeds and documents; None if neither is known."""
         return joined(self.seed_error, intervals.document_error(self.second_documents))
 
 
@@ -168,7 +168,10 @@ def is_eligible(member: TrainedMember, budget: Budget) -> bool:
 
 
 def found_infeasible(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
-    """Completed trials, without baselines, that were predicted to be within the budget but are not `is_feasible`."""
+    """Completed trials, without baselines, that were predicted to be within the budget but are not `is_feasible`.
+
+    Trials without a prediction (those of a run whose costs are unfolded costs) count as predicted to be within it.
+    """
 
     def was_predicted_feasible(record: Record) -> bool:
         latency_s, sent_bytes = record.predicted_latency_s, record.predicted_sent_bytes

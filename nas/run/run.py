@@ -64,7 +64,10 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the run in a folder. Raises UserError, naming file and line, if one of its files is damaged."""
+        """Read the run in a folder: run.yaml, meta.json and, if there is one yet, the ledger (`ledger.read`).
+
+        Raises UserError, naming the file, if one of the three is damaged, or one of the first two is missing.
+        """
         meta, config = read_meta(folder), read_config(folder)
         return cls(folder=folder, meta=meta, config=config, records=ledger.read(folder / ledger.FILE_NAME))
 
@@ -72,7 +75,7 @@ class Run:
     def find(cls, run: str) -> Self:
         """Read the run in a folder, or the newest under `runs/` for `latest`.
 
-        Raises UserError if there is none, or if one of its files is damaged, or a link, pipe or device.
+        Raises UserError as `read` does, and if there is no run or anything in its folder is a link, pipe or device.
         """
         return cls.read(find_run(run))
 
@@ -88,7 +91,7 @@ class Run:
 
     @property
     def is_proxy(self) -> bool:
-        """Whether models are trained at another width than the one whose cost is predicted."""
+        """Whether models are trained at another width than the one whose cost is predicted; False if none completed."""
         return any(record.width != self.base.d_model for record in self.completed)
 
     @cached_property

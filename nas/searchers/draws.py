@@ -90,7 +90,8 @@ class Draws:
         """Return `chosen` and newly drawn members, `size` in all; fewer only if no more new members are found.
 
         A new member has a `Place.form` that no member of `seen`, no chosen and no drawn one has. It is drawn from the
-        slice that contains the fewest of these members, if a new one is found there, else from the next.
+        slice that contains the fewest of these members, if a new one is found there, else from the next; if no slice
+        has one, it is the first new one of WALKED members of the space.
         """
         members, known = list(chosen), (*seen, *chosen)
         forms, held = {self.place_of(member).form for member in known}, self._held(known)

@@ -142,11 +142,11 @@ class Strategy(ABC):
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
-        """Propose `size` members within the budget, whose folded models differ from each other and from seen ones.
+        """Propose `size` members within the budget, whose models differ from each other and from seen ones.
 
-        Fewer members mean that there are no more, which ends the search. rng: the only source of randomness, so that
-        proposals can be reproduced. seen: every member that was proposed before. trained: results and predictions so
-        far, in a fixed order.
+        Models are compared as folded if costs are folded costs. Fewer members mean that there are no more, which ends
+        the search. rng: the only source of randomness, so that proposals can be reproduced. seen: every member that was
+        proposed before. trained: results and predictions so far, in a fixed order.
         """
 
     def suggestions(
@@ -182,7 +182,8 @@ def check_searcher(name: str) -> None:
 def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
     """Return the constructor of a searcher.
 
-    Raises UserError for an unknown name, a class that is no `Strategy`, or one that cannot be imported.
+    Raises UserError for an unknown name, a class that is no `Strategy`, or one that cannot be imported; the constructor
+    raises it for a sampler that Optuna lacks.
     """
     check_searcher(name)
     module, _, attribute = SEARCHERS.get(name, name).partition(":")

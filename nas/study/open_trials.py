@@ -58,8 +58,8 @@ def start_trials(
     on_end: called with the record of every trial that ended. budget: time budget, None for no limit; if it is too
     short, candidates of a run without a ledger get fewer training tokens (`affordable`).
 
-    Raises UserError if saved block scores or the ledger are damaged, StoppedError if the time limit will pass before
-    any training.
+    Raises UserError if saved block scores are damaged, and as `open_trials`; StoppedError if scoring is predicted to
+    end after the time limit; OSError if a file cannot be written.
     """
     budget = budget or TimeBudget(None, time.monotonic())
     write_meta(study.folder, study.meta)
@@ -150,10 +150,12 @@ def open_trials(
 ) -> Trials:
     """Return the trials of a run, which continue from the records in its ledger.
 
-    Baselines are the rows of the papers with a final norm that exceed the budget, except the parent. blocks: the
-    parent's block scores, for searchers that use them. on_end: called with the record of every trial that ended.
+    Baselines are those in the ledger or, if it has no proposals, the rows of the papers that are in the space, have a
+    final norm and exceed the budget, except the parent. blocks: the parent's block scores, for searchers that use them.
+    on_end: called with the record of every trial that ended.
 
-    Raises UserError if the ledger is damaged before its last line, or is empty or gone although trials have begun.
+    Raises UserError if a line of the ledger is damaged (an incomplete last line is dropped), if the ledger is empty or
+    gone although trials have begun, or if the searcher cannot be made, as when Optuna or its sampler is missing.
     """
     config, feasible, meta, folder = study.config, study.feasible, study.meta, study.folder
     assert config.generation_size is not None

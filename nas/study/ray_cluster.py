@@ -41,7 +41,7 @@ OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would r
 
 
 def cluster_nodes(address: str) -> tuple[Node, ...]:
-    """Return the live nodes of the cluster at `address`, by name. Raises RunHaltedError as `ray_session` does."""
+    """Return the `alive_nodes` of the cluster at `address`, sorted by name. Raises RunHaltedError as `ray_session`."""
     with ray_session(Resources(slots=0, max_concurrent=None, ray_address=address), {}):
         return tuple(sorted(alive_nodes(), key=lambda node: node.name))
 
@@ -51,8 +51,8 @@ def ray_session(resources: Resources, worker_env: Mapping[str, str]) -> Iterator
     """Start Ray on this machine, or connect to the cluster at `resources.ray_address`, for a `with` block.
 
     Without an address, an existing session of this process is used and left open. worker_env: environment variables of
-    the workers. Raises RunHaltedError if Ray does not start, the cluster cannot be reached, or this process already has
-    a session and an address is given.
+    the workers of a new session. Raises RunHaltedError if Ray does not start, the cluster cannot be reached, or this
+    process already has a session and an address is given.
     """
     address = resources.ray_address
     os.environ.update(QUIET_ENV)

@@ -44,7 +44,7 @@ def run_trials(
     """Run trials until the schedule is finished or the time is up. on_change: called after every step of Tune.
 
     budget: time budget; None for no limit. Raises RunHaltedError if the run cannot continue now (it can be resumed),
-    KeyboardInterrupt on Ctrl-C.
+    UserError as `Trials.next_trial` does, KeyboardInterrupt on Ctrl-C.
     """
     budget = budget or TimeBudget(None, time.monotonic())
     plan = partial(budget.plan, trials, resources.at_a_time)

@@ -78,9 +78,9 @@ class ResolvedStudy:
 def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy:
     """Return a study that is ready to train. A new study gets a folder: `output_dir` or, if None, one under runs/.
 
-    Raises UserError for bad input, too little memory or a damaged copy of the parent, InfeasibleError if no
-    member within the budget stays within fixed-point range with the parent's scores, StoppedError if the cluster cannot
-    be reached.
+    Raises UserError for bad input, too little memory for a new study on this machine, or a parent or data that have
+    changed since a run began; InfeasibleError if no member within the budget stays within fixed-point range with the
+    parent's scores; StoppedError if the cluster cannot be reached; OSError if cache or folder cannot be written.
     """
     config, run, parent = priced.config, priced.run, priced.parent
     if run is None:
@@ -180,7 +180,7 @@ def training_corpus(
     """Return the corpus of trainings and, for each folder in `data`, which files were read or left out; log these.
 
     data: as for --data. model: the model that trainings start from, whose tokenizer is used; None from scratch.
-    vocab_size: most tokens of a tokenizer trained here. tokens: training tokens. Raises UserError as `prepare` does.
+    vocab_size: most entries of a vocabulary. tokens: training tokens. Raises errors as `open_source` and `prepare`.
     """
     source = open_source(data)
     for line in (line for read in source.read for line in read.lines):
@@ -220,7 +220,10 @@ def _on_devices(
 
 
 def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
-    """Return the builtin parent if the study names none, its scale is proxy, and the parent fits `base`; else None."""
+    """Return the builtin parent if the study names none, its scale is proxy, and the parent fits `base`; else None.
+
+    Raises UserError if the builtin parent's tokenizer lacks the token of --begin-of-text.
+    """
     if config.parent is not None or config.scale != "proxy":
         return None
     parent = load_parent(BUILTIN)
@@ -235,8 +238,9 @@ def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
 def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
     """Return the second corpus of a new study, or None.
 
-    By default it is `dependencies` for the builtin parent on stdlib, else None. Raises UserError if the corpus does not
-    exist, has the text of the first corpus, or has no sequence.
+    By default it is `dependencies` for the builtin parent on stdlib, else None. Raises UserError if the corpus cannot
+    be read, has no sequence, or repeats more than half of a document in the first corpus or the parent's training text
+    (`dependencies` may); or if the cache cannot be written.
     """
     usual = DEPENDENCIES if parent is not None and parent.name == BUILTIN and config.data == "stdlib" else NO_SECOND
     if (data := config.second_eval_data or usual) == NO_SECOND:
@@ -247,7 +251,7 @@ def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> 
 
 
 def run_second(run: Run, config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
-    """Return the second corpus of a run to resume; None if it has none. Raises UserError if its text has changed."""
+    """Return a resumed run's second corpus, or None. Raises UserError as `study_second`, or if its text has changed."""
     if run.meta.second is None:
         return None
     second = study_second(config, corpus, parent)

@@ -43,8 +43,9 @@ def run_study(
     began_s: when the time budget began, on the clock of `time.monotonic`.
     on_start: called with the run's folder after its files are written, before any trial begins. on_end: called with the
         record of a trial that ended after it is written to the ledger, except for failures that are tried again.
-    Raises UserError for bad input, InfeasibleError if no member within the budget stays within fixed-point range,
-    StoppedError or OSError if the run cannot continue now (it can be resumed) or no trial completed.
+    Raises UserError for bad input, or if another process has the folder; InfeasibleError if no member within the budget
+    stays within fixed-point range; StoppedError or OSError if the run cannot begin or continue now, or no trial
+    completed; BugError for a bug. After `on_start` was called, the run can be resumed.
     """
     from nas.study.open_trials import start_trials  # torch
     from nas.study.resolve import resolve_study

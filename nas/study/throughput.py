@@ -117,7 +117,7 @@ def serve() -> None:
 
 
 def kept_rates(candidate: Candidate, device: str) -> dict[int, float] | None:
-    """Return the rates that `keep_rates` wrote for the same device name and a similar candidate, or None.
+    """Return the rates that `keep_rates` wrote for this device name, version of torch and a similar candidate, or None.
 
     Similar candidates differ at most in data, training and validation tokens, learning rate and distillation.
     """
@@ -126,7 +126,7 @@ def kept_rates(candidate: Candidate, device: str) -> dict[int, float] | None:
 
 
 def keep_rates(candidate: Candidate, device: str, rates: Mapping[int, float]) -> None:
-    """Write rates (tokens per second, by number of trainings or threads) to the cache; nothing if it is read-only."""
+    """Write rates (tokens per second, by number of trainings or threads) to the cache, if it can be written."""
     with suppress(OSError):
         path = default_cache_dir() / FILE_NAME
         path.parent.mkdir(parents=True, exist_ok=True)

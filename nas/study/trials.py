@@ -177,8 +177,10 @@ class Trials:
     def next_trial(self) -> Trial | None:
         """Return the next trial to run, or None if there is none now.
 
-        Suggestions with a result in the ledger are not run again: the schedule receives that result. Raises UserError
-        if the first such result is of another candidate than this configuration proposes.
+        Suggestions with a result in the ledger are not run again, except failures on which no later proposal depends:
+        the schedule receives that result. New suggestions are written to the ledger; if that fails, the run is halted.
+        Raises UserError if one of the first such results, up to that of a final training, is of another candidate than
+        this configuration proposes, or if a paused trial has no rung in the ledger.
         """
         if self._again:
             return self._handed_out(self._again.pop(0))
@@ -215,10 +217,11 @@ class Trials:
         self._write(replace(trial.record, event="started", status="running"))
 
     def happened(self, record: Record, *, again: bool = False) -> None:
-        """Write the record of a rung or end that a worker reports to the ledger, unless the run is halted.
+        """Write the record of a rung or end that a worker reports to the ledger.
 
-        The schedule receives the result of a trial that ended, unless `again`, which repeats the trial from the
-        beginning. Too many failures (`max_failures`) halt the run.
+        Nothing is done if the run is halted, the trial is not in `running`, or its rung is in the ledger already. The
+        schedule receives the result of a trial that ended, unless `again`, which repeats the trial from the beginning.
+        Too many failures (`max_failures`), and a ledger that cannot be written, halt the run.
         """
         key = record.index, record.seed
         trial = self.running.get(key)

@@ -65,7 +65,8 @@ def run_trial(trial: Trial, on_pace: Callable[[Pace], None] = lambda pace: None)
     """Train a candidate; yield a `rung` record per rung and one `finished` record. on_pace: called every few seconds.
 
     Errors of the candidate, timeouts and bugs become `failed` records with a reason; tracebacks of bugs are written
-    into the trial's folder. Raises RunHaltedError if a file cannot be written, for example on a full disk.
+    into the trial's folder. Raises RunHaltedError for an OSError in NO_WRITE, such as a full disk; others become
+    `failed` records too. A process that hangs for HANGS_S beyond the timeout is killed, and reports no record.
     """
     try:
         with _deadline(trial.setting.config.trial_timeout_s) as is_over:
@@ -160,7 +161,7 @@ def _checked(trial: Trial) -> dict[str, Any]:
 def verified_form(candidate: Candidate, corpus: Corpus, folder: Path, protocol: str) -> VerifiedForm:
     """Return the folded form of a completed trial's model, folded as far as the check in fixed point allows.
 
-    folder: the trial's folder. Raises UserError if it has no whole checkpoint.
+    folder: the trial's folder. Raises UserError if it has no whole checkpoint of the candidate.
     """
     _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
     latest = _latest(candidate, folder, "fold")

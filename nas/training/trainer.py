@@ -62,8 +62,8 @@ def train(
         stop: called after every step. If it returns True, the run is saved (if there is a folder) and the generator
             ends, without an outcome unless this was the last step.
 
-    Raises UserError if corpus and recipe do not fit or the folder has another run; OSError if the folder cannot be
-    written; TooLargeError if memory is too small.
+    Raises UserError if corpus and recipe, or `initial`, do not fit, or the folder has another run; OSError if the
+    folder cannot be written; TooLargeError if memory is too small.
     """
     with raise_out_of_memory(candidate, device):
         run = TrainingRun(

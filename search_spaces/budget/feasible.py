@@ -94,7 +94,10 @@ class FeasibleSpace:
         return self.paths.num_paths * len(self.space.recipes)
 
     def fits(self, member: Member) -> bool:
-        """Return whether a model is a member of the space, within the budget (and the slice)."""
+        """Return whether a model is a member of the space, within the budget (and the slice).
+
+        A UserError is raised for layers that the space's base cannot have.
+        """
         path = path_of_member(self.space, member)
         return path is not None and self.holds(self.cost_of_path(path))
 
@@ -192,7 +195,10 @@ def priced_within(
 
 
 def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload) -> FeasibleSpace:
-    """Return the members of `space` within the budgets and under the protocols of `feasible`, for a workload."""
+    """Return the members of `space` within the budgets and under the protocols of `feasible`, for a workload.
+
+    Errors are as by `price_space` and `within_budget`.
+    """
     first, *also = (
         Bounded(price_space(space, constraint.priced.pricer, workload, constraint.priced.cost_of), constraint.budget)
         for constraint in feasible.every

@@ -56,7 +56,7 @@ class BudgetOptions:
 
     @property
     def budgets(self) -> dict[str, Budget]:
-        """The budget of each protocol; a UserError is raised for a value that is no positive number with a unit."""
+        """The budget of each protocol; a UserError is raised for no positive number with a unit, or as by `asked`."""
         return {
             name: parse_budget(*(said[f"budget_{kind}"] for kind in ("latency", "comm", "keys")))
             for name, said in self.asked.items()

@@ -79,8 +79,8 @@ def price_space(
     """Return the space with its costs. Each distinct layer is priced once, in a model whose layers all equal it.
 
     An integer `workload` is the length of a prompt in tokens, for one new token. A UserError is raised for a workload
-    that the base does not support, an op without formula, a cost that is not finite and non-negative, or costs of parts
-    that do not add up to those of whole op graphs.
+    or a layer that the base does not support, an op without formula, a cost that is not finite and non-negative, or
+    costs of parts that do not add up to those of whole op graphs.
     """
     work = Workload(prompt_len=workload) if isinstance(workload, int) else workload
     layer_prices = LayerPrices(space.base, pricer, work, cost_of)
@@ -113,7 +113,10 @@ def graphs_of(priced: PricedSpace, member: Member) -> list[OpGraph]:
 
 
 class LayerPrices:
-    """The costs of the ops of embedding, layers and heads of a base model; a distinct layer or head is lowered once."""
+    """The costs of the ops of embedding, layers and heads (as in the module), in models with the base's dimensions.
+
+    Each distinct layer or head is turned into ops only once.
+    """
 
     def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> None:
         self.base = with_folded_settings(base) if cost_of == "folded" else base
@@ -268,7 +271,8 @@ def priceable(
     """Return the space without the choices that the protocol has no formula for, and these choices with the reasons.
 
     The latter are a dict of choice, such as `ffn square` -> reason. A space that lists its members does not change. A
-    UserError is raised if no choice is left for some field of a layer.
+    UserError is raised if no choice is left for some field of a layer and, for other reasons than a missing formula, as
+    by `price_space` and `build_space`.
     """
     choices = space.definition.choices
     if choices is None:

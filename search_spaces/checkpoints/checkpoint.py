@@ -141,7 +141,7 @@ def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
     """Return the model type and the settings of a GGUF file, both as transformers names them.
 
     Raises UserError if the file is missing, damaged, one of several parts or without embedding weights, no family has
-    its model type and settings, or the package gguf is not installed.
+    its model type, a setting is missing, impossible or not supported, or the package gguf is not installed.
     """
     settings, tensors = read_head(path)
     own, type_ = settings.own, TYPES.get(settings.family, settings.family)
@@ -260,7 +260,11 @@ def read_checkpoint(name: str) -> Checkpoint:
 
 
 def read_config(name: str) -> Any:
-    """Return a checkpoint's settings as a config of transformers; raise UserError if they are missing or impossible."""
+    """Return a checkpoint's settings as a config of transformers.
+
+    Raises UserError if they are missing, cannot be read or are impossible, or the package that reads them is not
+    installed.
+    """
     transformers, what = transformers_library(), what_is_asked(name)
     if is_gguf(name):
         type_, settings = gguf_settings(name)
@@ -298,7 +302,7 @@ def read_foreign(what: str, load: Callable[[], Any]) -> Any:
 
 
 def looks_like_a_path(name: str) -> bool:
-    """Whether a checkpoint's name is no id on the hub: ids are NAME, and OWNER/NAME if no folder OWNER exists here."""
+    """Whether a checkpoint's name is no id on the hub: ids are NAME, or OWNER/NAME if OWNER is no folder nor `~`."""
     first, *others = name.split("/")
     return len(others) > 1 or first in ("", ".", "..", "~") or (len(others) == 1 and os.path.isdir(first))
 

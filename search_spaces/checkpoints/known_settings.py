@@ -55,8 +55,9 @@ HARMLESS = frozenset(
 def require_sound(settings: Mapping[str, Any], path: str) -> None:
     """Raise UserError for settings that no model can have. path: the checkpoint's name in errors.
 
-    These are more than MAX_LAYERS layers, sizes that are not whole or below 1, numbers above LARGEST, and NaN. This is
-    called before transformers reads the settings, because transformers makes lists with an entry per layer.
+    These are more than MAX_LAYERS layers, sizes that are not whole or below 1, integers beyond LARGEST of either sign
+    (unless in HARMLESS), and NaN. This is called before transformers reads the settings, because transformers makes
+    lists with an entry per layer.
     """
     for name, value in _leaves(settings):
         if name in LAYER_COUNTS and value is not None and not (_is_integer(value) and 1 <= value <= MAX_LAYERS):

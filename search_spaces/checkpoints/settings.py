@@ -44,8 +44,9 @@ def architecture_of(config: Any, path: str) -> Architecture:
 
     Fields that only state their default become None or empty, so that equal models have the same `arch_id`.
 
-    Raises NoBlockError, naming the setting, if no block computes the model exactly, and UserError for settings that no
-    model can have, or that could change the model and are unknown here.
+    Raises NoBlockError, naming the setting, if no block has the model type, activation, kind of rotary scaling or a
+    value that families fix, and UserError for settings that no model can have, or that could change the model and have
+    no meaning here.
     """
     settings, family = config.to_dict(), family_of(config, path)
     fields = _fields(family, settings, path)
@@ -78,7 +79,8 @@ def architecture_of(config: Any, path: str) -> Architecture:
 def family_of(config: Any, path: str) -> Family:
     """Return the entry of `FAMILIES` for a config of transformers. path: the checkpoint's name in errors.
 
-    Raises NoBlockError if no family has the config's model type and settings, UserError for a setting of a wrong type.
+    Raises NoBlockError if no family has the config's model type and settings, UserError for a setting that is missing,
+    has a wrong type or value, or contradicts another.
     """
     settings = config.to_dict()
     families = [family for family in FAMILIES if family.model_type == config.model_type]

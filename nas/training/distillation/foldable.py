@@ -28,7 +28,10 @@ from nas.recipe.recipe import Foldable, layers_kept_foldable
 
 @torch.no_grad()
 def keep_foldable(model: Decoder, settings: Foldable | None, *, step: int, num_steps: int) -> None:
-    """Apply `floor_singular_values` if `step` is num_steps or a multiple of `settings.every`; settings None: never."""
+    """Apply `floor_singular_values` to `layers_kept_foldable` if `step` is num_steps or a multiple of `settings.every`.
+
+    settings: None for never.
+    """
     if settings is None or (step % settings.every and step != num_steps):
         return
     for index in layers_kept_foldable(model.architecture):

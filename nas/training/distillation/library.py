@@ -256,7 +256,8 @@ def block_scores(
     first_depth: depth of the first layer, from 0, that may be replaced; before it, only the parent's own sub-layers
         are returned, with score 0. keep: whether to save the trained sub-layers (`Library`). on_progress: called with
         the share, from 0 to 1, of the missing scores that are computed.
-    Raises UserError if the corpus is too short, the cache is damaged or a score is not finite; OSError if saving fails.
+    Raises UserError if the corpus is too short, the cache is damaged or a score is not finite; OSError if sub-layers or
+    large temporary files cannot be written. Scores that cannot be cached are only returned.
     """
     architecture = parent.model.architecture
     depths, parent_sub_layers = range(first_depth, architecture.num_layers), trained_sub_layers(architecture)
@@ -301,7 +302,7 @@ def block_scores(
 
 
 def scored_tokens(corpus: Corpus, seq_len: int, vocab_size: int) -> Tensor:
-    """Return the validation tokens for block scores, sequences x seq_len. Raises UserError if a split is too short."""
+    """Return the validation tokens for block scores, sequences x seq_len. Raises UserError as `require_chunks`."""
     num_tokens = max(seq_len, min(SCORED_TOKENS, MOST_PREDICTED // vocab_size))
     sequences = gather(corpus, "validation", held_out_targets(corpus, seq_len, num_tokens).indices, seq_len)
     return torch.from_numpy(sequences[:, :-1].astype("int64"))
