@@ -104,7 +104,8 @@ class Positions:
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")
 CAPS = ("score_cap", "logit_cap")
 # field -> exclusive lower bound
-LEAST = {"rotary_base": 1.0, **dict.fromkeys(("norm_epsilon", "score_scale", *SCALES, *CAPS), 0.0)}
+EPSILONS = ("norm_epsilon", "inner_norm_epsilon")
+LEAST = {"rotary_base": 1.0, **dict.fromkeys((*EPSILONS, "score_scale", *SCALES, *CAPS), 0.0)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +130,7 @@ class Architecture:
     positions: the distinct `Positions` of the layers; empty if all layers have the default, `Positions()`.
     layer_positions: index into `positions` for every layer; empty if all layers have the first of them.
     norm_epsilon: constant that RMSNorms add to the mean square; LayerNorms add 1e-5 to the variance.
+    inner_norm_epsilon: the same for norms of queries, keys, and outputs of attention and FFN; None for `norm_epsilon`.
     gelu: form of GELU in layers whose `ffn` is `gelu` or `geglu`.
     softmax: form of softmax in layers whose `attention` does not name a form.
     folded: whether the weights of linears include the gains and biases of norms, the scales and the score factor.
@@ -159,6 +161,7 @@ class Architecture:
     layer_positions: tuple[int, ...] = ()
     longest_context: int | None = None
     norm_epsilon: float = RMSNORM_EPSILON
+    inner_norm_epsilon: float | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -353,7 +356,7 @@ def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
 
 # fields added after `arch_id` was first used; at their defaults they are left out, so that earlier ids stay the same
 SINCE = (
-    "softmax", "folded", "num_kv_heads", "head_size", "rotary_base", "norm_epsilon", "rotary_features", "positions",
+    "softmax", "folded", "num_kv_heads", "head_size", "rotary_base", *EPSILONS, "rotary_features", "positions",
     "layer_positions", "longest_context", *SCALES, "score_scale", *CAPS, "biases",
 )  # fmt: skip
 

@@ -46,6 +46,11 @@ def inner_norms(architecture: "Architecture", layer: "Layer") -> dict[str, Norm]
     return kinds
 
 
+def inner_epsilon(architecture: "Architecture") -> float:
+    """Return the constant that inner norms which are RMSNorms add to the mean square."""
+    return architecture.inner_norm_epsilon or architecture.norm_epsilon
+
+
 def keeps_cap(layer: "Layer") -> bool:
     """Whether a layer keeps the score cap, if its architecture has one."""
     return layer.attention != "none" and INNERS[layer.inner1].is_capped

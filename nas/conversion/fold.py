@@ -25,7 +25,7 @@ from nas.conversion.change_of_basis import (
     stream_readers,
     stream_writers,
 )
-from search_spaces.architecture import Architecture, has_bias, num_heads
+from search_spaces.architecture import EPSILONS, Architecture, has_bias, num_heads
 from search_spaces.deployed import (
     UNSCALED,
     Region,
@@ -89,7 +89,7 @@ def fold(
 
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
     """Return `folded` with the dimensions and norm epsilon of `priced`, such as those of the full-size model."""
-    dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", "norm_epsilon")
+    dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", *EPSILONS)
     return replace(folded, **{name: getattr(priced, name) for name in dimensions})
 
 

@@ -17,7 +17,7 @@ from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import Node
 from nas.model.mpc_friendly import query_scale
-from search_spaces.architecture import SCALES, Architecture, num_heads, num_kv_heads, softmax_form
+from search_spaces.architecture import EPSILONS, SCALES, Architecture, num_heads, num_kv_heads, softmax_form
 from search_spaces.forms import FROZEN_NORMS, LINEAR_FFNS, POLYNOMIAL_GATES
 from search_spaces.inner import inner_norms, queries
 from search_spaces.lower import lower
@@ -26,7 +26,7 @@ from search_spaces.lower import lower
 HEADS = tuple(f".attention.{name}" for name in ("q_norm", "k_norm", "qkv", "q", "k", "v", "out"))
 SAME = (  # settings that source and target must share
     "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "biases",
-    "tied_embeddings", "rotary_base", "rotary_features", "positions", "layer_positions", "norm_epsilon", *SCALES,
+    "tied_embeddings", "rotary_base", "rotary_features", "positions", "layer_positions", *EPSILONS, *SCALES,
     "score_scale", "score_cap", "folded",
 )  # fmt: skip
 # Initial coefficients of a gate, constant first: GELU(x), SiLU(x) and ReLU(x) are x / 2 plus an even function, which is

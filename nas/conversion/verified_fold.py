@@ -34,6 +34,7 @@ from nas.corpus.corpus import Corpus
 from nas.corpus.tokenizer import BeginOfText
 from search_spaces.architecture import Architecture
 from search_spaces.forms import LIVE_NORMS
+from search_spaces.inner import inner_epsilon, inner_norms
 from search_spaces.lower import lower
 
 FRACTION_BITS = 18  # the engine's default
@@ -356,8 +357,9 @@ def with_stream_scale(
 ) -> tuple[Architecture, dict[str, Tensor]]:
     """Return architecture and weights of the same model with its stream multiplied by a factor and embeddings untied.
 
-    The model must not be folded. factor: a power of two. The epsilon of norms is multiplied by the factor's square. A
-    model with a LayerNorm, whose epsilon is fixed, or with attention values that are slices of the stream is unchanged.
+    The model must not be folded. factor: a power of two. The epsilon of norms that read the stream is multiplied by the
+    factor's square; inner norms keep theirs. A model with a LayerNorm, whose epsilon is fixed, or with attention values
+    that are slices of the stream is unchanged.
     """
     new = dict(weights)
     if "layernorm" in architecture.norms or architecture.block_facts.is_shaped:
@@ -371,5 +373,7 @@ def with_stream_scale(
         if kind not in LIVE_NORMS:
             for node in linears if kind == "none" else [norm]:
                 new[f"{node}.weight"] = new[f"{node}.weight"] / factor
-    epsilon = architecture.norm_epsilon * factor**2
-    return replace(architecture, norm_epsilon=epsilon, tied_embeddings=False), new
+    epsilon, inner = architecture.norm_epsilon * factor**2, architecture.inner_norm_epsilon
+    if any(inner_norms(architecture, layer) for layer in architecture.layers):  # what these norms read is not scaled
+        inner = inner_epsilon(architecture)
+    return replace(architecture, norm_epsilon=epsilon, inner_norm_epsilon=inner, tied_embeddings=False), new

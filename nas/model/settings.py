@@ -1,7 +1,7 @@
 """Convert an architecture into plain data, the arguments of `nas.model.layers`. Exports include data and layers."""
 
 import math
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from costmodel.execution.op_functions import LAYERNORM_EPSILON
@@ -18,7 +18,7 @@ from search_spaces.architecture import (
     softmax_form,
 )
 from search_spaces.forms import FFNS, NORMS, Norm
-from search_spaces.inner import inner_norms, queries, score_cap
+from search_spaces.inner import inner_epsilon, inner_norms, queries, score_cap
 from search_spaces.lower import activation_ops
 
 
@@ -58,6 +58,11 @@ def layer_settings(architecture: Architecture, index: int) -> dict[str, Any]:
         "norm2": norm_settings(architecture, layer.norm2, affine=affine),
         "ffn": None if layer.ffn == "none" else _ffn(architecture, layer),
     }
+
+
+def inner_norm_settings(architecture: Architecture, kind: Norm, **settings: Any) -> dict[str, Any] | None:
+    """Return the settings of a norm of queries, keys, or outputs of attention or FFN; see `norm_settings`."""
+    return norm_settings(replace(architecture, norm_epsilon=inner_epsilon(architecture)), kind, **settings)
 
 
 def norm_settings(
@@ -108,7 +113,7 @@ def _attention(architecture: Architecture, index: int) -> dict[str, Any]:
     for name, count in (("q_norm", heads["num_heads"]), ("k_norm", heads["num_key_heads"])):
         kind, by_head = inner.get(f"attention.{name}", "none"), block.query_key_norm == "head"
         features = head_dim if by_head and kind == "rmsnorm" else count * head_dim
-        norms[name] = norm_settings(architecture, kind, features=features, groups=count if by_head else 1)
+        norms[name] = inner_norm_settings(architecture, kind, features=features, groups=count if by_head else 1)
     rotary = None
     if positions.rotates:
         rotary = {
@@ -121,7 +126,7 @@ def _attention(architecture: Architecture, index: int) -> dict[str, Any]:
         **heads,
         "packs_qkv": block.packs_qkv,
         "biases": {name: has_bias(architecture, layer, f"attention.{name}") for name in ("qkv", "q", "k", "v", "out")},
-        "norms": {**norms, "norm": norm_settings(architecture, inner.get("attention.norm", "none"))},
+        "norms": {**norms, "norm": inner_norm_settings(architecture, inner.get("attention.norm", "none"))},
         "rotary": rotary,
     }
 
@@ -139,6 +144,6 @@ def _ffn(architecture: Architecture, layer: Layer) -> dict[str, Any]:
         "is_gated": FFNS[layer.ffn].is_gated,
         "biases": {name: has_bias(architecture, layer, f"ffn.{name}") for name in ("gate", "up", "down", "fused")},
         "activations": activations,
-        "norm": norm_settings(architecture, inner_norms(architecture, layer).get("ffn.norm", "none")),
+        "norm": inner_norm_settings(architecture, inner_norms(architecture, layer).get("ffn.norm", "none")),
         "branch_gain": architecture.block_facts.branch_gain if layer.stabiliser == "scaled" else None,
     }
