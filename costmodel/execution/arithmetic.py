@@ -235,7 +235,7 @@ class SpuArithmetic(Arithmetic):
 
     def encoded(self, node: Node, value: Array) -> Array:
         """Return a weight as the engine encodes it, which cuts off the digits after the last bit."""
-        cut = value / self.unit
+        cut = np.asarray(value / self.unit)
         np.trunc(cut, out=cut)
         cut *= self.unit
         self.require("weights", cut, -self.most, self.most)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -142,6 +144,9 @@ def test_few_rows_may_be_beyond_the_ends_and_none_far(num_beyond: int, beyond: f
 LLAMA = base_architecture("smollm2-135m", Dimensions(layers=2, heads=4, kv_heads=2, d_model=16, d_ff=40, vocab=24))
 
 
+GEMMA = replace(LLAMA, block="gemma3")
+
+
 @pytest.mark.parametrize(
     ("share", "factor"), [(0.0, 1.0), (0.99, 1.0), (1.0, 0.5), (4.0, 0.25), (9.4, 0.25), (16, 0.125)]
 )
@@ -156,6 +161,7 @@ def test_the_factor_is_no_smaller_than_it_must_be(share: float, factor: float) -
         ("1xMHMQo-1xoSoFo", LLAMA),
         ("1xooMRo-1xmSmRs", BASE),
         ("1xMSoIs-1xoHmRo", BASE),
+        ("1xMSMWo-1xoSmQo", GEMMA),
     ],
 )
 def test_it_changes_no_logit_and_fits(name: str, base: Architecture) -> None:
