@@ -276,6 +276,16 @@ def first_linears(index: int, layer: Layer) -> list[str]:
     return [f"layers.{index}.ffn.{name}" for name in names]
 
 
+def inner_norm_linears(architecture: Architecture) -> Iterator[tuple[str, Norm, str]]:
+    """Yield each inner norm's node, its kind, and the node of the linear whose output it normalises."""
+    for index, layer in enumerate(architecture.layers):
+        for name, kind in inner_norms(architecture, layer).items():
+            part, place = name.split(".")
+            before = {"q_norm": "attention.q", "k_norm": "attention.k"}.get(place, f"{part}.out")
+            linear = last_linear(index, layer) if part == "ffn" else f"layers.{index}.{before}"
+            yield f"layers.{index}.{name}", kind, linear
+
+
 def last_linear(index: int, layer: Layer) -> str:
     """Return the name of the last linear of a layer's FFN."""
     return f"layers.{index}.ffn.{'fused' if layer.ffn == 'fused' else 'down'}"

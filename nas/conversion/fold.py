@@ -19,7 +19,7 @@ from nas.conversion.change_of_basis import (
     change_input,
     change_output,
     ffn_writer,
-    last_linear,
+    inner_norm_linears,
     rebase,
     scale_rows,
     stream_readers,
@@ -36,7 +36,7 @@ from search_spaces.deployed import (
     joined,
 )
 from search_spaces.forms import FROZEN_NORMS, Norm
-from search_spaces.inner import inner_norms, queries
+from search_spaces.inner import queries
 from search_spaces.lower import lower
 
 MAX_CONDITION = 1e8  # of the bases of the stream: half of the digits of double precision are left
@@ -95,13 +95,9 @@ def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
 
 def _fold_inner_norms(architecture: Architecture, weights: Weights) -> Architecture:
     """Fold the gains of frozen norms behind linears into the rows of these linears."""
-    for index, layer in enumerate(architecture.layers):
-        for name, kind in inner_norms(architecture, layer).items():
-            if kind in FROZEN_NORMS:
-                part, place = name.split(".")
-                before = {"q_norm": "attention.q", "k_norm": "attention.k"}.get(place, f"{part}.out")
-                linear = last_linear(index, layer) if part == "ffn" else f"layers.{index}.{before}"
-                scale_rows(weights, linear, weights.pop(f"layers.{index}.{name}.weight"))
+    for norm, kind, linear in inner_norm_linears(architecture):
+        if kind in FROZEN_NORMS:
+            scale_rows(weights, linear, weights.pop(f"{norm}.weight"))
     layers = (
         replace(layer, inner1=deployed_inner(layer.inner1), inner2=deployed_inner(layer.inner2))
         for layer in architecture.layers

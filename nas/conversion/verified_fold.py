@@ -7,7 +7,8 @@ steps inside an op are exact here, for both models.
 Trained decoders have massive activations (25,000 in SmolLM2-135M), whose squares in norms overflow the ring. RMSNorm
 does not depend on the scale of its input, so `with_stream_scale` multiplies the weights that write to the stream by a
 factor, and divides those that read it without a live norm (one that is not frozen). Each halving costs one bit of every
-number in the stream.
+number in the stream. Conversely, some outputs of FFNs in Gemma 3 are so small that their squares have no digits left in
+fixed point, though a norm reads them; `with_inner_scale` multiplies the weights of linears before such norms.
 
 Source: Sun et al. 2024, "Massive Activations in Large Language Models", arXiv 2402.17762.
 """
@@ -28,13 +29,13 @@ from costmodel.execution.arithmetic import ARITHMETICS, Arithmetic
 from costmodel.execution.op_functions import SOFTMAX_FORMS, Array, evaluate, numpy_library
 from costmodel.ops import SoftmaxForm
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
-from nas.conversion.change_of_basis import stream_readers, stream_writers
+from nas.conversion.change_of_basis import inner_norm_linears, stream_readers, stream_writers
 from nas.conversion.fold import Folded, fold
 from nas.corpus.corpus import Corpus
 from nas.corpus.tokenizer import BeginOfText
 from search_spaces.architecture import Architecture
 from search_spaces.forms import LIVE_NORMS
-from search_spaces.inner import inner_epsilon, inner_norms
+from search_spaces.inner import inner_epsilon
 from search_spaces.lower import lower
 
 FRACTION_BITS = 18  # the engine's default
@@ -54,6 +55,9 @@ LOG_SUMS: dict[SoftmaxForm, tuple[float, float]] = {"bounded": (-8.0, 8.0), "pow
 BEYOND, ROWS_WITHIN = 2.0, 0.999
 LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product, at most 62 bits before truncation
 ROOT_LIMIT = 2.0 ** (FRACTION_BITS - 1)  # of the argument of an inverse square root; measured with SPU 0.9.5
+LEAST_SQUARE = 2.0 ** (
+    8 - FRACTION_BITS
+)  # mean of squares that an inner norm should read: 256 units, 0.2 % in its root
 MARGIN = 1.25  # factor by which numbers of other text may exceed those of a check
 
 Tokens = NDArray[np.integer[Any]]
@@ -159,20 +163,24 @@ def _fixed_points(protocol: str) -> list[_Numbers]:
 class _Run(NamedTuple):
     """Logits, positions x vocabulary, and the largest absolute value in the run.
 
-    square_share: largest square in a norm, or mean of squares, relative to its limit in fixed point. sums_share:
-        largest distance of a log row sum from the middle of LOG_SUMS, relative to the allowed one (`_sums_share`).
+    square_share, inner_share: largest square, or mean of squares, relative to its limit in fixed point, in norms of the
+        stream and in inner norms. least_square: least mean of squares in an inner norm, but for zeros; inf without any.
+    sums_share: largest distance of a log row sum from the middle of LOG_SUMS, relative to the allowed one.
     is_held: whether every op stays within the range of the engine's fixed point; True in floating point.
     """
 
     logits: Array
     largest: float
     square_share: float
+    inner_share: float
+    least_square: float
     sums_share: float
     is_held: bool = True
 
     @property
     def fits(self) -> bool:
-        return self.is_held and self.largest < LIMIT and self.square_share < 1 and self.sums_share <= 1
+        within = max(self.largest / LIMIT, self.square_share, self.inner_share) < 1
+        return self.is_held and within and self.sums_share <= 1
 
 
 def fold_as_far_as(
@@ -253,6 +261,8 @@ class Reference(NamedTuple):
         single = _run(architecture, weights, tokens, SINGLE)
         if (factor := factor_for(single.square_share * MARGIN)) < 1:
             architecture, weights = with_stream_scale(architecture, weights, factor)
+        if (factor := inner_factor_for(single.inner_share * MARGIN, single.least_square)) != 1:
+            architecture, weights = with_inner_scale(architecture, weights, factor)
         exact = _run(architecture, weights, few, DOUBLE).logits
         for numbers in _fixed_points(protocol):
             if (fixed := _run(architecture, weights, few, numbers)).is_held:
@@ -300,7 +310,10 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
     arrays = {name: value.numpy() for name, value in weights.items()}
     last_reader = {name: node.name for node in graph for name in node.inputs}
     known: dict[str, list[Array]] = {}  # node -> output of every sequence
-    largest, square_share, sums_share, is_held = 0.0, 0.0, 0.0, True
+    largest, sums_share, is_held = 0.0, 0.0, True
+    inner = {norm for norm, *_ in inner_norm_linears(architecture)}
+    squares = {False: [0.0], True: [0.0]}  # by whether the norm is an inner one
+    least_square = math.inf
     engine = None if numbers.engine is None else numbers.engine()
     for node in graph:
         operands = interpreter.operands(node, arrays)
@@ -312,7 +325,9 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
             values = [evaluate(node.op, library, operands, *source) for source in sources]
             is_held = is_held and (engine is None or all(engine.holds(node, operands, *source) for source in sources))
         if isinstance(node.op, ops.LayerNorm | ops.RmsNorm):
-            square_share = max(square_share, *(_square_share(node.op, source) for source in known[node.inputs[0]]))
+            squares[node.name in inner] += [_square_share(node.op, source) for source in known[node.inputs[0]]]
+        if isinstance(node.op, ops.RmsNorm) and node.name in inner:
+            least_square = min(least_square, *(_least_square(node.op, source) for source in known[node.inputs[0]]))
         if isinstance(node.op, ops.Softmax) and node.op.form in LOG_SUMS:
             sums_share = max(sums_share, *(_sums_share(node.op, source) for source in known[node.inputs[0]]))
         known[node.name] = [numbers.result(value) for value in values]
@@ -322,7 +337,9 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
     return _Run(
         np.concatenate(known[graph.nodes[-1].name]),
         largest,
-        square_share,
+        max(squares[False]),
+        max(squares[True]),
+        least_square,
         sums_share,
         is_held and (engine is None or engine.is_right(len(tokens))),
     )
@@ -331,7 +348,14 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
 def _square_share(norm: ops.LayerNorm | ops.RmsNorm, source: Array) -> float:
     """Return the largest square or mean of squares, relative to its limit. source: rows x features."""
     squares = (source - source.mean(axis=-1, keepdims=True) if isinstance(norm, ops.LayerNorm) else source) ** 2
-    return float(max(squares.max() / LIMIT, squares.mean(axis=-1).max() / ROOT_LIMIT))
+    groups = norm.groups if isinstance(norm, ops.RmsNorm) else 1
+    return float(max(squares.max() / LIMIT, squares.reshape(len(source), groups, -1).mean(axis=-1).max() / ROOT_LIMIT))
+
+
+def _least_square(norm: ops.RmsNorm, source: Array) -> float:
+    """Return the least mean of squares of a group that is not 0; inf if all are."""
+    means = (source.reshape(len(source), norm.groups, -1) ** 2).mean(axis=-1)
+    return float(means[means > 0].min(initial=math.inf))
 
 
 def _sums_share(op: ops.Softmax, scores: Array) -> float:
@@ -350,6 +374,33 @@ def factor_for(square_share: float) -> float:
     square_share: largest square in a norm / its limit in fixed point.
     """
     return 1.0 if square_share < 1 else 2.0 ** (math.ceil(-math.log2(square_share) / 2) - 1)
+
+
+def inner_factor_for(square_share: float, least_square: float) -> float:
+    """Return the power of two by which to scale what inner norms read, so that its squares fit fixed point.
+
+    It is below 1 if the largest squares are too large, and above 1 if the least mean of squares is below LEAST_SQUARE.
+    square_share: largest square / its limit in fixed point.
+    """
+    if square_share >= 1 or least_square >= LEAST_SQUARE:
+        return factor_for(square_share)
+    possible, wanted = -math.log2(square_share) / 2, math.log2(LEAST_SQUARE / least_square) / 2
+    return 2.0 ** min(math.ceil(possible) - 1, math.ceil(wanted))
+
+
+def with_inner_scale(
+    architecture: Architecture, weights: Mapping[str, Tensor], factor: float
+) -> tuple[Architecture, dict[str, Tensor]]:
+    """Return architecture and weights of the same model with the inputs of its inner live norms times a power of two.
+
+    The model must not be folded.
+    """
+    new = dict(weights)
+    for _, kind, linear in inner_norm_linears(architecture):
+        for parameter in (f"{linear}.weight", f"{linear}.bias"):
+            if kind in LIVE_NORMS and parameter in new:
+                new[parameter] = new[parameter] * factor
+    return replace(architecture, inner_norm_epsilon=inner_epsilon(architecture) * factor**2), new
 
 
 def with_stream_scale(
@@ -374,6 +425,6 @@ def with_stream_scale(
             for node in linears if kind == "none" else [norm]:
                 new[f"{node}.weight"] = new[f"{node}.weight"] / factor
     epsilon, inner = architecture.norm_epsilon * factor**2, architecture.inner_norm_epsilon
-    if any(inner_norms(architecture, layer) for layer in architecture.layers):  # what these norms read is not scaled
+    if list(inner_norm_linears(architecture)):  # what inner norms read is not scaled
         inner = inner_epsilon(architecture)
     return replace(architecture, norm_epsilon=epsilon, inner_norm_epsilon=inner, tied_embeddings=False), new

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,16 @@ from nas.conversion.fold import at_dimensions, fold
 from nas.conversion.parent import Parent
 from nas.conversion.pretrained import Pretrained
 from nas.conversion.score_bounds import set_bounds, unheld_by_parent
-from nas.conversion.verified_fold import LOG_SUMS, Reference, _sums_share, factor_for, fold_as_far_as, with_stream_scale
+from nas.conversion.verified_fold import (
+    LOG_SUMS,
+    Reference,
+    _sums_share,
+    factor_for,
+    fold_as_far_as,
+    inner_factor_for,
+    with_inner_scale,
+    with_stream_scale,
+)
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed, stored_weights
 from nas.recipe.candidate import candidate_at
@@ -19,6 +29,7 @@ from nas.study.parent import deployable
 from nas.training.checkpoint import Checkpoint
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.block import BlockName
 from search_spaces.deployed import deployed
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -180,6 +191,32 @@ def test_it_changes_no_logit_and_fits(name: str, base: Architecture) -> None:
     folded, check = fold_as_far_as(*massive, TOKENS)
     assert check.fits
     assert check.float_error < 1e-5
+    assert at_dimensions(folded.architecture, architecture) == deployed(architecture)
+
+
+@pytest.mark.parametrize(
+    ("share", "least", "factor"),
+    [(0.01, 0.1, 1), (0.01, 0.0, 8), (1e-6, 1e-5, 16), (0.3, 1e-5, 1), (4.0, 1e-5, 0.25), (1e-9, math.inf, 1)],
+)
+def test_inner_norms_read_squares_of_some_size(share: float, least: float, factor: float) -> None:
+    assert inner_factor_for(share, least or 1e-30) == factor
+
+
+@pytest.mark.parametrize("factor", [2.0**-12, 2.0**7])
+@pytest.mark.parametrize("block", ["gemma3", "olmo2"])
+def test_small_and_large_inputs_of_inner_norms_are_scaled_to_fit(block: BlockName, factor: float) -> None:
+    architecture = parse("1xMSMWo-1xoSmFo", replace(LLAMA, block=block)).architecture
+    model = build(architecture, torch.Generator().manual_seed(0))
+    weights = {name: value.double() for name, value in deployed_weights(model).items()}
+    odd = with_inner_scale(architecture, weights, factor)
+    logits = [
+        interpreter.execute(lower(variant, 8), {name: value.numpy() for name, value in values.items()}, TOKENS[0])
+        for variant, values in ((architecture, weights), odd)
+    ]
+    np.testing.assert_allclose(logits[1], logits[0], rtol=1e-12, atol=1e-12 * np.abs(logits[0]).max())
+    folded, check = fold_as_far_as(*odd, TOKENS)
+    assert check.passes
+    assert check.fixed_error < 2e-3
     assert at_dimensions(folded.architecture, architecture) == deployed(architecture)
 
 
