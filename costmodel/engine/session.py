@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from costmodel.execution.interpreter import Array
 CAUSE_PATIENCE_S = 5.0  # wait for a failed party's error, which its peers report first as the loss of a peer
 MOST_PATH = 100  # largest number of bytes in a socket's path; every system allows at least 103
 STARTS = 3  # largest number of attempts to start; a port that was free a moment ago may be taken
+KILLED = "killed, as happens if memory runs out; `costmodel estimate` prints the peak memory of a party"
 PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start failed")
 
 
@@ -167,7 +169,8 @@ class Session:
         if "error" not in answer.header:
             status = child.process.wait()
             with suppress(OSError):  # the session is over, and its files are closed
-                ended = f"party {rank} has ended (status {status}){child.progress.at}: {last_words(child.log)}"
+                said = KILLED if status == -signal.SIGKILL else last_words(child.log)
+                ended = f"party {rank} has ended (status {status}){child.progress.at}: {said}"
                 self._answers.put((rank, Frame({"error": ended})))
 
     def _fail(self, answer: dict[str, Any]) -> NoReturn:
