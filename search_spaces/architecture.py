@@ -15,7 +15,6 @@ from typing import Any
 from costmodel.config.files import dump, load_file
 from costmodel.errors import UserError
 from costmodel.ops import RMSNORM_EPSILON, ROTARY_BASE, GeluForm, SoftmaxForm
-from costmodel.ops.rotary import RotaryScaling
 from search_spaces.block import BLOCKS, Block, BlockName, Linear
 from search_spaces.forms import (
     ATTENTIONS,
@@ -33,6 +32,7 @@ from search_spaces.forms import (
     Stabiliser,
 )
 from search_spaces.inner import inner_norms, require_inner
+from search_spaces.positions import Positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,28 +84,10 @@ class Layer:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Positions:
-    """How a layer's attention uses positions: the rotation of queries and keys, and the window.
-
-    rotates: whether queries and keys are rotated, in a block with rotary positions.
-    base: base of the rotary angles; None for the architecture's `rotary_base`.
-    scaling: scaling of the rotary angles; None if they are not scaled.
-    window: number of tokens that a query attends to, its own included; None for all. Sequences must not be longer
-        than the shortest window of a model.
-    """
-
-    rotates: bool = True
-    base: float | None = None
-    scaling: RotaryScaling | None = None
-    window: int | None = None
-
-
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")
 CAPS = ("score_cap", "logit_cap")
-# field -> exclusive lower bound
 EPSILONS = ("norm_epsilon", "inner_norm_epsilon")
-LEAST = {"rotary_base": 1.0, **dict.fromkeys((*EPSILONS, "score_scale", *SCALES, *CAPS), 0.0)}
+LEAST = {"rotary_base": 1.0, **dict.fromkeys((*EPSILONS, "score_scale", *SCALES, *CAPS), 0.0)}  # exclusive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,10 +248,7 @@ def least_rank(block: Block) -> int:
 
 
 def implied_final_norm(highest_rank: int, *, centred: bool) -> Norm:
-    """Return the final norm that layers imply, as `default_final_norm`, from the highest rank of their norms.
-
-    centred: whether every attention and FFN has a norm before it that subtracts the mean.
-    """
+    """Return `default_final_norm` of layers from their highest rank. centred: whether all norms subtract the mean."""
     norm = {form.rank: norm for norm, form in NORMS.items()}[highest_rank]
     return "frozen-rmsnorm" if norm == "frozen-layernorm" and not centred else norm
 

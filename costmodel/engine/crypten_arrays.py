@@ -22,7 +22,7 @@ from torch import Tensor
 from costmodel import ops
 from costmodel.engine.crypten_cuda import UnwrappedLong
 from costmodel.engine.plan import CLIENT
-from costmodel.execution.arithmetic import SCALED
+from costmodel.execution.engine_arithmetic import SCALED
 from costmodel.execution.op_functions import FUNCTIONS, GELU_FORMS, GELU_TANH_CUBIC, Array, Library
 from costmodel.protocols.crypten import (
     EXPONENTIAL_SQUARINGS,

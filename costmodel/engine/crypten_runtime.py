@@ -21,7 +21,7 @@ from costmodel.engine.crypten_dealer import Dealer, Masks, Product, Zeros, draws
 from costmodel.engine.plan import CLIENT, Assignment, variables
 from costmodel.engine.programs import operand_shapes, weight_variables
 from costmodel.engine.runtime import Runtime, Traffic
-from costmodel.execution.arithmetic import SCALED
+from costmodel.execution.engine_arithmetic import SCALED
 from costmodel.execution.op_functions import Array
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.crypten import DEALER, NUM_PARTIES, WEIGHT_SCALE, CryptenSetting

@@ -45,6 +45,17 @@ def numpy_library() -> Library:
     return Library(numpy=np, erf=erf, rsqrt=lambda source: 1 / np.sqrt(source))
 
 
+def rounded_to(unit: float, value: Array, rounding: Callable[..., Array]) -> Array:
+    """Return a value rounded to multiples of `unit` by np.round, np.floor or np.trunc.
+
+    One array is made, because the table of a large vocabulary takes more than a gigabyte.
+    """
+    rounded = np.asarray(value / unit)
+    rounding(rounded, out=rounded)
+    rounded *= unit
+    return rounded
+
+
 def evaluate(op: Op, library: Library, weights: Weights, *inputs: Array) -> Array:
     """Return an op's output, given its weights by suffix, and its inputs. Raise UserError if it has no function."""
     if type(op) not in FUNCTIONS:

@@ -45,9 +45,8 @@ def savings(
 ) -> tuple[Saving, ...]:
     """Return savings, each of which lowers the latency that earlier ones leave by at least `LEAST`, the largest first.
 
-    Savings that reveal or assume something come last, in a fixed order. The result is empty for a graph without a
-    `TokenEmbedding`, or one that cannot be priced. Costs are per new token of one sequence. A UserError is raised if
-    `whole` refuses `prompt_len`.
+    Savings that reveal or assume something come last, in a fixed order. The result is empty for a graph that has no
+    `TokenEmbedding` or cannot be priced. Costs are per new token of a sequence. Raises UserError if `whole` does.
 
     Args:
         whole: Function that returns the op graph for a number of prompt tokens, before deployment.

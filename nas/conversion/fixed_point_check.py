@@ -15,7 +15,8 @@ from costmodel import ops
 from costmodel.deployment.deploy import Deployment
 from costmodel.errors import OutOfRangeError
 from costmodel.execution import interpreter
-from costmodel.execution.arithmetic import Arithmetic, arithmetic_of
+from costmodel.execution.arithmetic import Arithmetic
+from costmodel.execution.engine_arithmetic import arithmetic_of
 from costmodel.execution.memory import last_readers
 from costmodel.execution.op_functions import Array, Weights, evaluate, numpy_library
 from costmodel.ops import OpGraph

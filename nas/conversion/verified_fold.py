@@ -3,14 +3,6 @@
 Rounding errors grow if the new basis of the residual stream is far from orthogonal, which depends on the weights. Fixed
 point is emulated: operands are rounded to the engine's resolution, and the result of every op is truncated to it. The
 steps inside an op are exact here, for both models.
-
-Trained decoders have massive activations (25,000 in SmolLM2-135M), whose squares in norms overflow the ring. RMSNorm
-does not depend on the scale of its input, so `with_stream_scale` multiplies the weights that write to the stream by a
-factor, and divides those that read it without a live norm (one that is not frozen). Each halving costs one bit of every
-number in the stream. Conversely, some outputs of FFNs in Gemma 3 are so small that their squares have no digits left in
-fixed point, though a norm reads them; `with_inner_scale` multiplies the weights of linears before such norms.
-
-Source: Sun et al. 2024, "Massive Activations in Large Language Models", arXiv 2402.17762.
 """
 
 import math
@@ -25,17 +17,17 @@ from torch import Tensor
 
 from costmodel import ops
 from costmodel.execution import interpreter
-from costmodel.execution.arithmetic import ARITHMETICS, Arithmetic
-from costmodel.execution.op_functions import SOFTMAX_FORMS, Array, evaluate, numpy_library
+from costmodel.execution.arithmetic import Arithmetic
+from costmodel.execution.engine_arithmetic import ARITHMETICS
+from costmodel.execution.op_functions import SOFTMAX_FORMS, Array, evaluate, numpy_library, rounded_to
 from costmodel.ops import SoftmaxForm
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
-from nas.conversion.change_of_basis import inner_norm_linears, stream_readers, stream_writers
+from nas.conversion.change_of_basis import inner_norm_linears
+from nas.conversion.fixed_point_scale import factor_for, inner_factor_for, with_inner_scale, with_stream_scale
 from nas.conversion.fold import Folded, fold
 from nas.corpus.corpus import Corpus
 from nas.corpus.tokenizer import BeginOfText
 from search_spaces.architecture import Architecture
-from search_spaces.forms import LIVE_NORMS
-from search_spaces.inner import inner_epsilon
 from search_spaces.lower import lower
 
 FRACTION_BITS = 18  # the engine's default
@@ -55,9 +47,6 @@ LOG_SUMS: dict[SoftmaxForm, tuple[float, float]] = {"bounded": (-8.0, 8.0), "pow
 BEYOND, ROWS_WITHIN = 2.0, 0.999
 LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product, at most 62 bits before truncation
 ROOT_LIMIT = 2.0 ** (FRACTION_BITS - 1)  # of the argument of an inverse square root; measured with SPU 0.9.5
-LEAST_SQUARE = 2.0 ** (
-    8 - FRACTION_BITS
-)  # mean of squares that an inner norm should read: 256 units, 0.2 % in its root
 MARGIN = 1.25  # factor by which numbers of other text may exceed those of a check
 
 Tokens = NDArray[np.integer[Any]]
@@ -136,17 +125,10 @@ class _Numbers(NamedTuple):
     engine: Callable[[], Arithmetic] | None = None  # makes the arithmetic whose range is checked
 
     def operand(self, value: Array) -> Array:
-        return self._rounded(np.round, np.asarray(value)) if self.unit else np.asarray(value, self.dtype)
+        return rounded_to(self.unit, value, np.round) if self.unit else np.asarray(value, self.dtype)
 
     def result(self, value: Array) -> Array:
-        return self._rounded(np.floor, value) if self.unit else np.asarray(value, self.dtype)
-
-    def _rounded(self, rounding: Callable[..., Array], value: Array) -> Array:
-        """Return a value rounded to units. It has one copy, because a vocabulary's table can take a gigabyte."""
-        rounded = np.asarray(value / self.unit)
-        rounding(rounded, out=rounded)
-        rounded *= self.unit
-        return rounded
+        return rounded_to(self.unit, value, np.floor) if self.unit else np.asarray(value, self.dtype)
 
 
 DOUBLE, SINGLE = _Numbers(), _Numbers(np.float32)
@@ -366,65 +348,3 @@ def _sums_share(op: ops.Softmax, scores: Array) -> float:
     log_sums = np.log(np.where(seen, positive, 0.0).sum(axis=-1))
     apart, half = np.abs(log_sums - (least + most) / 2), (most - least) / 2
     return float(max(np.quantile(apart, ROWS_WITHIN, method="higher") / half, apart.max() / (half + BEYOND)))
-
-
-def factor_for(square_share: float) -> float:
-    """Return the largest power of two, at most 1, by which to scale the stream so that its squares fit fixed point.
-
-    square_share: largest square in a norm / its limit in fixed point.
-    """
-    return 1.0 if square_share < 1 else 2.0 ** (math.ceil(-math.log2(square_share) / 2) - 1)
-
-
-def inner_factor_for(square_share: float, least_square: float) -> float:
-    """Return the power of two by which to scale what inner norms read, so that its squares fit fixed point.
-
-    It is below 1 if the largest squares are too large, and above 1 if the least mean of squares is below LEAST_SQUARE.
-    square_share: largest square / its limit in fixed point.
-    """
-    if square_share >= 1 or least_square >= LEAST_SQUARE:
-        return factor_for(square_share)
-    possible, wanted = -math.log2(square_share) / 2, math.log2(LEAST_SQUARE / least_square) / 2
-    return 2.0 ** min(math.ceil(possible) - 1, math.ceil(wanted))
-
-
-def with_inner_scale(
-    architecture: Architecture, weights: Mapping[str, Tensor], factor: float
-) -> tuple[Architecture, dict[str, Tensor]]:
-    """Return architecture and weights of the same model with the inputs of its inner live norms times a power of two.
-
-    The model must not be folded.
-    """
-    new = dict(weights)
-    for _, kind, linear in inner_norm_linears(architecture):
-        for parameter in (f"{linear}.weight", f"{linear}.bias"):
-            if kind in LIVE_NORMS and parameter in new:
-                new[parameter] = new[parameter] * factor
-    return replace(architecture, inner_norm_epsilon=inner_epsilon(architecture) * factor**2), new
-
-
-def with_stream_scale(
-    architecture: Architecture, weights: Mapping[str, Tensor], factor: float
-) -> tuple[Architecture, dict[str, Tensor]]:
-    """Return architecture and weights of the same model with its stream multiplied by a factor and embeddings untied.
-
-    The model must not be folded. factor: a power of two. The epsilon of norms that read the stream is multiplied by the
-    factor's square; inner norms keep theirs. A model with a LayerNorm, whose epsilon is fixed, or with attention values
-    that are slices of the stream is unchanged.
-    """
-    new = dict(weights)
-    if "layernorm" in architecture.norms or architecture.block_facts.is_shaped:
-        return architecture, new
-    new["logits.weight"] = new["embed.weight"] if architecture.tied_embeddings else new["logits.weight"]
-    written = stream_writers(architecture, architecture.num_layers)
-    for parameter in (f"{node}.{suffix}" for node in written for suffix in ("weight", "bias")):
-        if parameter in new:
-            new[parameter] = new[parameter] * factor
-    for norm, kind, linears in ("final_norm", architecture.final_norm, ["logits"]), *stream_readers(architecture):
-        if kind not in LIVE_NORMS:
-            for node in linears if kind == "none" else [norm]:
-                new[f"{node}.weight"] = new[f"{node}.weight"] / factor
-    epsilon, inner = architecture.norm_epsilon * factor**2, architecture.inner_norm_epsilon
-    if list(inner_norm_linears(architecture)):  # what inner norms read is not scaled
-        inner = inner_epsilon(architecture)
-    return replace(architecture, norm_epsilon=epsilon, inner_norm_epsilon=inner, tied_embeddings=False), new

@@ -101,9 +101,7 @@ def prepare(
     of_parent: KeptWindows | None = None,
     source: DocumentSource | None = None,
 ) -> Corpus:
-    """Return the corpus of `data` (see `open_source`) from the cache, where it is prepared first if needed.
-
-    A tokenizer is trained unless one is given or the corpus has one that fits. A killed preparation is resumed.
+    """Return the corpus of `data` (see `open_source`) from the cache, where it is prepared first, or resumed.
 
     Args:
         vocab_size: largest size of the vocabulary.
@@ -111,7 +109,7 @@ def prepare(
         seq_len: tokens of a training sequence; required for corpora that are cut into sequences, else not used.
         tokens: training tokens of a run. A large source is prepared only as far as needed (see `level_of`), and
             further for a longer run.
-        tokenizer: the model's tokenizer, used instead of the corpus's own; None for its own or a trained one.
+        tokenizer: the model's tokenizer; None for the corpus's own if it has one that fits, else a trained one.
         of_parent: windows of the parent's training text (`nas.corpus.held_out.to_keep`), None if unknown;
             validation excludes documents that repeat them.
         source: the source to use instead of the one that `data` names.

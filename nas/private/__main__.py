@@ -20,7 +20,6 @@ from costmodel.engine.registry import check_installed
 from costmodel.engine.session import alone, on_this_machine
 from costmodel.errors import StoppedError, UserError
 from costmodel.report.tables import console as table_console
-from nas.malloc import release_freed_memory
 from nas.private.answer import answer, answer_document, summary_lines, why_wrong
 from nas.private.fixed_point import (
     clear_perplexity,
@@ -91,7 +90,6 @@ def private(
     # --perplexity shows what is lost, next to the model in plaintext
     is_allowed = allow_out_of_range or (perplexity is not None and protocol != "crypten")
     asked = in_range(asked, setup.get("fraction_bits"), is_allowed=is_allowed)
-    release_freed_memory()  # the parties on this machine need what the check took
     if perplexity is not None:
         _print_perplexities(asked, perplexity, data, as_json=as_json)
         return

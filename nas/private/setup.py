@@ -17,7 +17,8 @@ from costmodel.engine.crypten_cuda import check_device
 from costmodel.engine.greedy import ClearRun, ClientLayers
 from costmodel.engine.plan import CLIENT, RUN, SERVER, Assignment, GraphOf, Plan, graphs, holds, ranks, role
 from costmodel.errors import OutOfRangeError, UserError
-from costmodel.execution.arithmetic import Arithmetic, arithmetic_of
+from costmodel.execution.arithmetic import Arithmetic
+from costmodel.execution.engine_arithmetic import arithmetic_of
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.network import Network, link, load_network
 from costmodel.ops import GeluForm, OpGraph
@@ -27,17 +28,21 @@ from costmodel.protocols.derived import check_setting
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.report.estimates import trust_document
 from costmodel.trust import at_client, described, shown
+from nas.conversion.change_of_basis import inner_norm_linears
 from nas.conversion.fixed_point_check import NUM_TOKENS, both, check_sequences, fitting, require_accuracy
 from nas.corpus.corpus import known_corpus
 from nas.corpus.documents import OWN_RULE
 from nas.corpus.tokenizer import given_encoder
+from nas.malloc import release_freed_memory
 from nas.private.model import PrivateModel, load_model, with_gelu
 from search_spaces.architecture import Architecture
+from search_spaces.inner import inner_epsilon
 from search_spaces.lower import lower, lower_with
 
 # Default fraction bits by ring bits. Source: SecretFlow-SPU 0.9.5, docs, RuntimeConfig, fxp_fraction_bits
 FRACTION_BITS = {32: 8, 64: 18, 128: 26}
-WRITERS = ("embed", "position", ".attention.out", ".ffn.down", ".ffn.fused")  # to the stream, by the ends of names
+# ends of names of what writes to the stream; a linear before an inner norm does not
+WRITERS = ("embed", "position", "attention.out", "attention.norm", "ffn.down", "ffn.fused", "ffn.norm")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,23 +184,27 @@ def require_public(
     """Raise UserError unless public layers and the client's have the same weights in the model and in a checkpoint.
 
     Both are folded, so that what was folded into these layers must be the same too. Weights must be equal to the bit,
-    but those that write to the stream may differ by the power of two that scales the stream (`with_stream_scale`). If
-    the model's weights are not on this machine, only shapes are compared, and the streams must have the same scale.
+    but those that write to the stream may differ by the power of two that scales the stream (`with_stream_scale`), and
+    those before inner norms by that of `with_inner_scale`. If the model's weights are not on this machine, only shapes
+    are compared, and both must have the same scales.
     """
     assert checkpoint.weights is not None
-    scale = math.sqrt(model.architecture.norm_epsilon / checkpoint.architecture.norm_epsilon)
-    if math.frexp(scale)[0] != 0.5 or (scale != 1 and model.weights is None):
-        raise UserError(
-            f"the stream of --public-checkpoint must differ from the model's by a power of two, and not at all at a "
-            f"party without weights, but does by {scale:g} ({model.name}); give the checkpoint that it is of, or the "
-            f"export with its weights."
-        )
     architecture = model.architecture
+    scale = math.sqrt(architecture.norm_epsilon / checkpoint.architecture.norm_epsilon)
+    inner = math.sqrt(inner_epsilon(architecture) / inner_epsilon(checkpoint.architecture))
+    if {math.frexp(scale)[0], math.frexp(inner)[0]} != {0.5} or ((scale, inner) != (1, 1) and model.weights is None):
+        raise UserError(
+            f"the stream of --public-checkpoint, and what inner norms read, must differ from the model's by a power of "
+            f"two, and not at all at a party without weights, but do by {scale:g} and {inner:g} ({model.name}); give the "
+            f"checkpoint that it is of, or the export with its weights."
+        )
+    factors = {linear: inner for *_, linear in inner_norm_linears(architecture)}
     graph = lower(architecture, architecture.context, Deployment(public_layers=public_layers))
     at_client = () if client_layers is None else halves(graph, client_layers).client.nodes
     for node in (node for node in graph if node.op.public or node in at_client):
         for suffix, shape in node.op.weight_shapes.items():
-            name, factor = f"{node.name}.{suffix}", scale if node.name.endswith(WRITERS) else 1.0
+            name = f"{node.name}.{suffix}"
+            factor = factors.get(node.name, scale if node.name.endswith(WRITERS) else 1.0)
             theirs = checkpoint.weights.get(name)
             if theirs is None or not (
                 theirs.shape == shape if model.weights is None else np.array_equal(model.weights[name], theirs * factor)
@@ -299,6 +308,7 @@ def in_range(setup: Setup, fraction_bits: int | None, *, is_allowed: bool) -> Se
     """
     try:
         fitted = _as_recorded(setup, fraction_bits) if setup.model.weights is None else _fitted(setup, fraction_bits)
+        release_freed_memory()  # the parties on this machine need what the check took
         if setup.model.failed is not None:  # folding changed the model; if an op is out of range too, that says more
             raise OutOfRangeError(setup.model.failed)
         return fitted

@@ -59,8 +59,7 @@ def train(
             run's earlier records, and its outcome if it has ended, are yielded again first.
         initial: deployed weights of `candidate.initial_architecture` to start from; missing weights are random.
         teacher: the parent, needed if a distillation schedule gives the parent's predictions or hidden states a weight.
-        stop: called after every step. If it returns True, the run is saved (if there is a folder) and the generator
-            ends, without an outcome unless this was the last step.
+        stop: called after every step; if it is true, the run is saved (if there is a folder) and the generator ends.
 
     Raises UserError if corpus and recipe, or `initial`, do not fit, or the folder has another run; OSError if the
     folder cannot be written; TooLargeError if memory is too small.

@@ -7,10 +7,11 @@ from typing import Any
 from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from costmodel.ops.rotary import RotaryScaling
-from search_spaces.architecture import Architecture, Positions, canonical, gelu_form, rotary_dim
+from search_spaces.architecture import Architecture, canonical, gelu_form, rotary_dim
 from search_spaces.block import BLOCKS, QUERIES_KEYS_VALUES
 from search_spaces.checkpoints.families import ATTENTION, FAMILIES, FFN, Family, Number
 from search_spaces.checkpoints.known_settings import WHOLE, number, require_meaning, shortened
+from search_spaces.positions import Positions
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers in transformers
 # Features that no block here has -> settings that are present and not 0 (nor false) in models with the feature.

@@ -15,9 +15,10 @@ pytest.importorskip("transformers")
 
 import nas.private.__main__ as private
 from nas import export, search, train
+from nas.conversion.fixed_point_scale import with_stream_scale
 from nas.conversion.huggingface import load_pretrained, save_model, to_transformers
 from nas.conversion.parent import load_parent
-from nas.conversion.verified_fold import LOG_SUMS, with_stream_scale
+from nas.conversion.verified_fold import LOG_SUMS
 from nas.corpus.corpus import prepare, tokenizer_folder
 from nas.corpus.tokenizer import write_tokenizer
 from nas.export import prepare_export

@@ -11,7 +11,7 @@ from costmodel.engine import programs
 from costmodel.engine.spu import ops_job
 from costmodel.errors import OutOfRangeError, UserError
 from costmodel.execution import interpreter
-from costmodel.execution.arithmetic import arithmetic_of
+from costmodel.execution.engine_arithmetic import arithmetic_of
 from costmodel.execution.op_functions import evaluate, numpy_library
 from costmodel.ops import Node
 from costmodel.protocols.crypten import CryptenSetting

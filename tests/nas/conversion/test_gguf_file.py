@@ -17,9 +17,10 @@ from nas.conversion.huggingface import to_transformers  # noqa: E402
 from nas.conversion.parent import load_parent, read_parent_architecture  # noqa: E402
 from nas.model.decoder import build  # noqa: E402
 from nas.model.weights import deployed_weights  # noqa: E402
-from search_spaces.architecture import Architecture, Positions, arch_id  # noqa: E402
+from search_spaces.architecture import Architecture, arch_id  # noqa: E402
 from search_spaces.bases import Dimensions, base_architecture  # noqa: E402
 from search_spaces.checkpoints.checkpoint import read_checkpoint  # noqa: E402
+from search_spaces.positions import Positions  # noqa: E402
 from tests.nas.conversion.test_families import FAMILIES, assert_close, ours, their_model  # noqa: E402
 
 LLAMA = base_architecture(

@@ -8,20 +8,12 @@ import torch
 from costmodel import ops
 from costmodel.execution import interpreter
 from costmodel.ops import SoftmaxForm
+from nas.conversion.fixed_point_scale import factor_for, inner_factor_for, with_inner_scale, with_stream_scale
 from nas.conversion.fold import at_dimensions, fold
 from nas.conversion.parent import Parent
 from nas.conversion.pretrained import Pretrained
 from nas.conversion.score_bounds import set_bounds, unheld_by_parent
-from nas.conversion.verified_fold import (
-    LOG_SUMS,
-    Reference,
-    _sums_share,
-    factor_for,
-    fold_as_far_as,
-    inner_factor_for,
-    with_inner_scale,
-    with_stream_scale,
-)
+from nas.conversion.verified_fold import LOG_SUMS, Reference, _sums_share, fold_as_far_as
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed, stored_weights
 from nas.recipe.candidate import candidate_at

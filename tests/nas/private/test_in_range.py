@@ -14,7 +14,7 @@ from costmodel.config.files import dump
 from costmodel.engine import spu
 from costmodel.errors import OutOfRangeError
 from costmodel.execution import interpreter
-from costmodel.execution.arithmetic import arithmetic_of
+from costmodel.execution.engine_arithmetic import arithmetic_of
 from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.primitives import EngineSetting
 from nas.conversion.fixed_point_check import MAX_ERROR, Both, both, check_sequences, fitting, recorded, require_accuracy

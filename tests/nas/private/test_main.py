@@ -20,13 +20,14 @@ import torch
 
 import nas.private.__main__ as main
 from costmodel.execution import interpreter
+from nas.conversion.fixed_point_scale import with_inner_scale, with_stream_scale
 from nas.conversion.fold import fold
-from nas.conversion.verified_fold import with_stream_scale
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights
 from nas.private.model import PrivateModel, load_model
 from nas.private.setup import require_public, resolve_setup
 from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.block import BlockName
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 from tests.conftest import refusals
@@ -298,14 +299,14 @@ def test_weights_must_be_those_of_the_checkpoint(export):
 
 @pytest.fixture
 def llama(tokenizer):
-    """`llama(factor)`: folded, with its stream times that."""
+    """`llama(factor, inner)`: folded, with its stream, and what the inner norms of another block read, times that."""
     base = base_architecture("smollm2-135m", Dimensions(layers=2, heads=2, kv_heads=1, d_model=16, d_ff=24, vocab=280))
-    architecture = parse("SM+RMS+SwiGLU", base).architecture
-    torch.manual_seed(0)
-    weights = deployed_weights(Decoder(architecture))
 
-    def made(factor: float) -> PrivateModel:
-        folded = fold(*with_stream_scale(architecture, weights, factor))
+    def made(factor: float, inner: float = 1.0, block: BlockName = "llama") -> PrivateModel:
+        architecture = parse("SM+RMS+SwiGLU", replace(base, block=block)).architecture
+        torch.manual_seed(0)
+        scaled = with_stream_scale(architecture, deployed_weights(Decoder(architecture)), factor)
+        folded = fold(*(scaled if inner == 1 else with_inner_scale(*scaled, inner)))
         arrays = {name: value.double().numpy() for name, value in folded.weights.items()}
         return PrivateModel(
             name="llama", architecture=folded.architecture, weights=arrays, tokenizer=tokenizer, corpus=None
@@ -319,17 +320,19 @@ def test_streams_of_both_may_differ_by_a_power_of_two(llama):
     require_public(half, "embed,0-1,head", 1, whole)
     logits = [interpreter.execute(lower(model.architecture, 8), model.weights, np.arange(8)) for model in (whole, half)]
     assert logits[0] == pytest.approx(logits[1], abs=1e-12)
+    for block in ("gemma3", "olmo2"):
+        require_public(llama(0.5, 8.0, block), "embed,0-1,head", 1, llama(4.0, 1.0, block))
     mixed = replace(half, weights=half.weights | {"embed.weight": whole.weights["embed.weight"]})
     with pytest.raises(ValueError, match=r"'embed.weight' differs"):
         require_public(mixed, "embed", None, whole)
     third = replace(half, architecture=replace(half.architecture, norm_epsilon=whole.architecture.norm_epsilon / 9))
-    with pytest.raises(ValueError, match=r"by a power of two, .*, but does by 0.333333 .llama.; give the checkpoint"):
+    with pytest.raises(ValueError, match=r"power of two, .* do by 0.333333 and 0.333333 .llama.; give the checkpoint"):
         require_public(third, "0", None, whole)
 
 
 def test_a_client_without_weights_runs_layers_of_the_same_stream_and_shapes(llama):
     whole, half = llama(1.0), replace(llama(0.5), weights=None)
-    with pytest.raises(ValueError, match=r"not at all at a party without weights, but does by 0.5 .*, or the export"):
+    with pytest.raises(ValueError, match=r"at a party without weights, but do by 0.5 and 0.5 .*, or the export"):
         require_public(half, None, 1, whole)
     here = replace(whole, weights=None)
     require_public(here, "embed,0", 1, whole)
