@@ -195,8 +195,8 @@ def require_public(
     if {math.frexp(scale)[0], math.frexp(inner)[0]} != {0.5} or ((scale, inner) != (1, 1) and model.weights is None):
         raise UserError(
             f"the stream of --public-checkpoint, and what inner norms read, must differ from the model's by a power of "
-            f"two, and not at all at a party without weights, but do by {scale:g} and {inner:g} ({model.name}); give the "
-            f"checkpoint that it is of, or the export with its weights."
+            f"two, and not at all at a party without weights, but do by {scale:g} and {inner:g} ({model.name}); give "
+            f"the checkpoint that it is of, or the export with its weights."
         )
     factors = {linear: inner for *_, linear in inner_norm_linears(architecture)}
     graph = lower(architecture, architecture.context, Deployment(public_layers=public_layers))
