@@ -3,7 +3,7 @@
 Some ops have another function on secrets (`SECRET_FUNCTIONS`). Some of CrypTen's functions are replaced, because they
 are less accurate on the values of models or cost more. Ranges and errors of the replacements are for 16 fraction bits.
 A function may be wrong by any amount for arguments outside its range, so a model is checked before it runs
-(`costmodel.execution.engine_arithmetic`). Only processes of parties import CrypTen. The argument `x` is a tensor of CrypTen.
+(`costmodel.execution.engine_arithmetic`). Only processes of parties import CrypTen. The argument `x` is its tensor.
 """
 
 import functools

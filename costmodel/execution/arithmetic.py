@@ -144,7 +144,7 @@ class Arithmetic:
         return self.number(self.rounded(value))
 
     def public(self, value: Any, scale: int, *, is_factor: bool) -> Any:
-        """Return a public constant as the engine encodes it beside numbers of a scale. is_factor: whether to multiply."""
+        """Return a public constant as the engine encodes it beside numbers of this scale. is_factor: if multiplied."""
         value = np.asarray(value)
         if value.dtype.kind != "f" or (is_factor and value.ndim == 0 and self.is_exact(float(value))):
             return value
