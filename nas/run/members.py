@@ -219,7 +219,12 @@ def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
     losses = [(member.mean_loss, loss) for member in trained if (loss := member.second_loss) is not None]
     if len(losses) < 3 or any(len(set(side)) == 1 for side in zip(*losses, strict=True)):
         return None
-    first, second = ([sorted(side).index(loss) for loss in side] for side in zip(*losses, strict=True))
+    first, second = (
+        [
+            sum(other < loss for other in side) + sum(other <= loss for other in side) for loss in side
+        ]  # twice mean ranks
+        for side in zip(*losses, strict=True)
+    )
     return correlation(first, second)
 
 

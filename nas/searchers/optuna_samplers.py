@@ -36,13 +36,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class OptunaStrategy(Strategy):
-    """A searcher by a sampler of Optuna. sampler: name of its class. Raises UserError if Optuna has no such sampler."""
+    """A searcher by a sampler of Optuna.
+
+    sampler: name of the sampler's class. Raises UserError if Optuna has no such class, or it needs more than a seed.
+    """
 
     def __init__(self, problem: SearchProblem, sampler: str) -> None:
         made = getattr(optuna.samplers, sampler, None)
         if not (isinstance(made, type) and issubclass(made, optuna.samplers.BaseSampler)):
             raise UserError(f"--searcher optuna:{sampler} must name a class of optuna.samplers, but there is none.")
         self.sampler: Callable[..., optuna.samplers.BaseSampler] = partial(made, **SETTINGS.get(sampler, {}))
+        try:
+            self._sampler_of(0)
+        except TypeError as error:
+            raise UserError(
+                f"--searcher optuna:{sampler} must name a sampler that needs no argument but a seed: {error}"
+            ) from None
         self.reference_loss, self.draws = problem.reference_loss, Draws(problem.feasible)
         self.space = space = problem.feasible.space
         given, listed = space.definition.first_layers, space.definition.members is not None
@@ -72,12 +81,14 @@ class OptunaStrategy(Strategy):
             chosen += members
         return self.draws.filled(chosen, size, rng, seen)
 
-    def _study(self, seed: int, trained: Sequence[Observation]) -> optuna.Study:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+    def _sampler_of(self, seed: int) -> optuna.samplers.BaseSampler:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = self.sampler(seed=seed)
-            study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+            return self.sampler(seed=seed)
+
+    def _study(self, seed: int, trained: Sequence[Observation]) -> optuna.Study:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(directions=["minimize", "minimize"], sampler=self._sampler_of(seed))
         for training in trained:
             loss = self.reference_loss if training.log_perplexity is None else training.log_perplexity
             layers = enumerate(training.member.architecture.layers)

@@ -102,6 +102,7 @@ def test_the_order_of_the_front_and_who_is_dominated_there(records, make_run):
     assert rank_correlation(front) == pytest.approx(0.5)
     assert rank_correlation(front[:2]) is None
     assert rank_correlation([front[0]] * 3) is None
+    assert rank_correlation([front[0], front[0], front[1]]) == pytest.approx(1.0)  # ties share their mean rank
     assert [holds_on_first_alone(member, front) for member in front] == [False, False, True]
     wide = [replace(record, second_documents=((0.5, 3.0), (0.5, 4.4))) for record in records[2:]]
     assert not any(holds_on_first_alone(member, front) for member in make_run([*records[:2], *wide]).front)

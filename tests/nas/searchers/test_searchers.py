@@ -86,6 +86,8 @@ def test_any_sampler_of_optuna_is_a_searcher_by_its_name(feasible):
     problem = SearchProblem(feasible=feasible, reference_loss=6.0)
     with pytest.raises(ValueError, match=r"optuna:NoSampler must name a class of optuna\.samplers, but there is none"):
         searcher_of("optuna:NoSampler")(problem)
+    with pytest.raises(ValueError, match=r"optuna:GridSampler must name a sampler that needs no argument but a seed"):
+        searcher_of("optuna:GridSampler")(problem)
 
 
 def test_as_written_every_member_is_one_answer(feasible):
