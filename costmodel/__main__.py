@@ -1,4 +1,4 @@
-"""`python -m costmodel estimate|compare|diff|validate|calibrate`: costs of private inference, and checks of them."""
+"""`python -m costmodel estimate|compare|diff|validate|calibrate`: predicts, checks and calibrates costs."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -12,7 +12,7 @@ from costmodel.config import cli
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command that `args` (default: the process's) name, and exit with its exit code."""
+    """Run the command that `args` name (default: the arguments of the process), and exit with its exit code."""
     commands: dict[str, cli.Command] = {
         "estimate": estimate,
         "compare": compare,

@@ -1,12 +1,12 @@
 """The definition of a cost, with the units that every protocol, testbed and report uses.
 
 - round: one wait of a party for a message, on the program's critical path.
-- message: one send operation of an engine.
+- message: one send operation of a party.
 - sent_bytes: bytes on the wire, online and offline, summed over the computing parties; under `crypten` also the bytes
   of its dealer.
 
-Everything is in SI base units (bytes, seconds); minutes and GB (1e9 bytes) exist only in parsing and printing. None
-means not known, never zero: a sum with an unknown part is unknown.
+Costs are in seconds and bytes; minutes and GB (1e9 bytes) exist only in parsing and printing. None means not known,
+never zero: a sum with an unknown part is unknown.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,9 +22,10 @@ class Price:
 
     Attributes:
         latency_s: Seconds (of a whole model from prompt to token): `compute_s` + `network_s` if these are known.
-        sent_bytes: Bytes that all parties send: `online_bytes` + `setup_bytes` (offline) if these are known.
-        key_bytes: Bytes of keys that a dealer sends each party before the run; no other field includes them.
-        rounds, messages: Number of waits on the critical path, and of sends; fractions in means over several tokens.
+        sent_bytes: Bytes on the wire: `online_bytes` + `setup_bytes` (offline) if these are known.
+        key_bytes: Bytes of keys that a dealer sends each party before the run; no other field includes them. None if
+            the protocol has no keys.
+        rounds, messages: Number of waits on the critical path, and of sends; a mean over tokens may be fractional.
     """
 
     latency_s: float
@@ -107,7 +108,7 @@ class Budget:
         return {name: bound for name in _MEASURES if (bound := getattr(self, name)) is not None}
 
     def admits(self, costs: Costs | Price, also: Mapping[str, Costs] | None = None) -> bool:
-        """Whether all costs are known and within the bounds. also: name of another protocol -> the costs under it."""
+        """Whether each bounded cost is known and at most its bound. also: costs under other protocols, by protocol."""
         known = also or {}
         return all(
             (cost := getattr(costs, name)) is not None and cost <= bound for name, bound in self.bounds.items()

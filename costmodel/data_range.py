@@ -19,7 +19,7 @@ class DataRange:
     """The range of the models in the data, all of which ran whole prompts and computed the logits of all tokens.
 
     dimensions: Name of a dimension (as in the function `dimensions`) -> its values in the data, ascending.
-    op_types: The types of op in the data, and the types that only move numbers.
+    op_types: The types of op in the data, and local types that count as if they were in it.
     """
 
     dimensions: dict[str, tuple[int, ...]]
@@ -61,11 +61,11 @@ def _batch(graph: Iterable[Node]) -> int:
 
 
 def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
-    """Return name of a dimension -> its values in the ops of a model; an empty set if no op has the dimension.
+    """Return the values of each dimension in the ops of a model, by name; an empty set if no op has the dimension.
 
-    The names are d_model, d_ff, num_heads, vocab_size, seq_len (the greatest) and num_layers. `num_heads` and `seq_len`
-    are those of one sequence. `d_ff` is the input width of linears whose output width is d_model, unless it is d_model
-    or the width of attention's output.
+    The names are d_model, d_ff, num_heads, vocab_size, seq_len (only the greatest) and num_layers. `num_heads` and
+    `seq_len` are those of one sequence. `d_ff` is the input width of a linear whose output width is d_model, except for
+    input widths that equal d_model or the width of attention's output.
     """
     values: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "num_heads", "vocab_size", "seq_len")}
     batch = _batch(graph)
@@ -91,7 +91,7 @@ def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
 
 
 def describe(outside: Iterable[str]) -> str:
-    """Return `extrapolated: ` and the texts of `DataRange.outside`, each dimension once; empty if there are none.
+    """Return `extrapolated: ` and the texts of `Pricer.extrapolated`, each dimension once; empty if there are none.
 
     `num_layers 6 (data: 12 to 18)` and `num_layers 10 (data: 12 to 18)` become `num_layers 6, 10 (data: 12 to 18)`. Of
     several ratios for one type of op, such as `Linear 2.0x`, only the largest is given.

@@ -5,9 +5,9 @@ OSError and MemoryError (exit code 1), ArgumentError (2) and Ctrl-C (130) are re
 
 
 class UserError(ValueError):
-    """Bad input, in one line: subject, rule, value and, unless it is plain, remedy.
+    """Bad input, described in one line: subject, rule, value and, unless it is plain, remedy. Exit code 2.
 
-    Raised before anything is written where that can be known. Exit code 2.
+    Where possible, it is raised before anything is written.
     """
 
 
@@ -16,7 +16,7 @@ class UnpricedOpError(UserError):
 
 
 class InfeasibleError(UserError):
-    """A model, or every member of a space, exceeds the budget; the line names it or the cheapest one. Exit code 3."""
+    """A model, or every member of a space, exceeds the budget. Exit code 3."""
 
 
 class StoppedError(RuntimeError):
@@ -24,11 +24,9 @@ class StoppedError(RuntimeError):
 
 
 class OutOfRangeError(UserError):
-    """Numbers in a run leave an engine's fixed-point range, or too many results are expected to be wrong.
+    """A model does not hold in an engine's fixed point: numbers leave the range, or results are too inaccurate.
 
-    The line states the op, and its numbers with the limits, or how many results of a sequence would be wrong.
-
-    with_fewer_bits: whether fewer fraction bits could bring the numbers into range.
+    with_fewer_bits: whether fewer fraction bits could help.
     """
 
     def __init__(self, line: str, *, with_fewer_bits: bool = False) -> None:

@@ -31,12 +31,12 @@ def cost_model_id(testbed: bytes, *parts: object) -> str:
 
 
 class Pricer(ABC):
-    """A protocol on a testbed and network, which prices ops from their shapes alone.
+    """A protocol on a testbed and network, which prices ops from their dimensions and forms alone.
 
     protocol, network: Names on the command line; network is None if the costs were fitted for one network.
     cost_model_id: Identifies the costs: pricers with equal ids give every op equal costs.
     range_over: What the latency range accounts for, in words, such as `errors of the compute seconds`.
-    has_keys: Whether a dealer sends each party keys before a run, so that costs include keys.
+    has_keys: Whether a dealer sends each party keys before a run, so that `key_bytes` is not None.
     setting: How numbers are represented and who holds the weights; None if the protocol has no such choices.
     """
 
@@ -54,7 +54,7 @@ class Pricer(ABC):
 
     @property
     def of_first_run(self) -> "Pricer":
-        """The pricer of the first of several runs, which makes the reused masks; this pricer if no masks are reused."""
+        """The pricer of the first of several runs, which makes the reused masks; an equal pricer if none are reused."""
         return self
 
     @abstractmethod
@@ -64,8 +64,8 @@ class Pricer(ABC):
     def prices(self, nodes: Sequence[Node], price_node: Callable[[Node], Price] | None = None) -> list[Price]:
         """Return the cost of every node of a run, in order.
 
-        price_node: called instead of `price`, for example to price equal ops once; not called by a protocol under which
-        the cost of a node depends on the nodes around it.
+        price_node: called instead of `price`, for example to price equal ops once. A protocol under which the cost of a
+        node depends on the nodes around it ignores it.
         """
         return [price_node(node) if price_node else self.price(node.op) for node in nodes]
 
@@ -99,7 +99,7 @@ class Estimate:
     """The costs of an op graph; `by_op` and `by_layer` sum to `total`.
 
     extrapolations: `Pricer.extrapolation` of every op in `by_op`. latency_s_range, extrapolated: results of the methods
-    of `Pricer` for the whole graph. `Pricer` explains the other fields.
+    of `Pricer` with these names, for the whole graph. `Pricer` explains the other fields.
     """
 
     protocol: str
@@ -134,7 +134,7 @@ def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
 
 
 def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
-    """Return the costs of one run per new token; the first reads the prompt, and makes masks that later runs reuse.
+    """Return the costs of one run per new token; the first reads the prompt, and makes the reused masks, if any.
 
     A UserError is raised for an op without formula.
     """

@@ -68,7 +68,7 @@ NETWORKS: dict[str, Network] = {
 
 
 def load_network(name_or_path: str | Network | None) -> Network:
-    """Return a preset by name, or the network in a `.yaml` file with the fields of `Network` as keys; `lan` for None.
+    """Return a preset by name (None: `lan`), or the network in a `.yaml` file with the fields of `Network` as keys.
 
     A Network is returned as it is. A UserError is raised for text that is neither, or a file that is not valid.
     """
@@ -89,8 +89,8 @@ def load_network(name_or_path: str | Network | None) -> Network:
 def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) -> Network | None:
     """Return the network `named` (default: lan), with bandwidth and RTT replaced if given; None if all are None.
 
-    `bandwidth` and `rtt` are texts with units, such as `1Gbps` and `4ms`. A UserError is raised for an unknown network,
-    text without a unit, a bandwidth that is not positive or an RTT below 0.
+    `bandwidth` and `rtt` are texts with units, such as `1Gbps` and `4ms`. A UserError is raised as by `load_network`,
+    and for text without a unit, a bandwidth that is not positive or an RTT below 0.
     """
     if (named, bandwidth, rtt) == (None, None, None):
         return None
@@ -109,7 +109,7 @@ def network_s(network: Network, *, rounds: float, waited_bytes: float, pair_byte
     """Return the seconds that communication takes on a network.
 
     rounds: messages on the critical path. waited_bytes: bytes on the critical path if links are full-duplex.
-    pair_bytes: bytes that two parties send each other, averaged over pairs; on a half-duplex link they share bandwidth.
+    pair_bytes: bytes that a pair of parties send each other, averaged over pairs; used for half-duplex links only.
     """
     num_bytes = waited_bytes if network.duplex == "full" else max(waited_bytes, pair_bytes)
     return num_bytes * 8 / network.bandwidth_bits_per_s + rounds * network.rtt_s / 2

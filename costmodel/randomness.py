@@ -1,14 +1,15 @@
-"""The cost of making the correlated randomness of `semi2k` without its dealer.
+"""The cost of making the correlated randomness of `semi2k` in other ways than by the first party, its usual dealer.
 
-`costmodel/protocols/semi2k.py` states the correlations that an op consumes. Here are the bytes that generate them in
-other ways, by formula, not measured; the engine has only the separate dealer under `semi2k`. The sizes of ciphertexts
-and of batches of oblivious transfers (OTs) are those measured for `cheetah` on SecretFlow-SPU 0.9.5. Every correlation
-is made as the engine consumes it, with masks of full width. Computing, considerable under encryption, is not included.
+`costmodel/protocols/semi2k.py` states the correlations that an op consumes. The bytes that make them follow from
+formulas and are not measured. Of the ways in `GENERATORS`, the engine has only the separate dealer. The sizes of
+ciphertexts and of batches of oblivious transfers (OTs) are those measured for `cheetah` on SecretFlow-SPU 0.9.5. Every
+correlation is made as the engine consumes it, with masks of full width. Computing, considerable under encryption, is
+not included.
 
-Gilboa's product of x, held by one party, and y, held by the other, modulo 2^k takes an OT per bit of x; the i-th needs
-only the k - i lower bits of y. These are k OTs with k (k + 1) / 2 bits of messages. Source: Gilboa 1999, "Two Party RSA
-Key Generation", section 4; Demmler, Schneider and Zohner 2015, ABY, section III-A (messages shortened bit by bit). The
-OTs choose random bits themselves, so no choice is sent.
+By Gilboa's method, the product of x, held by one party, and y, held by the other, modulo 2^k takes an OT per bit of x;
+that of bit i, counted from 0, needs only the k - i lower bits of y. These are k OTs with k (k + 1) / 2 bits of
+messages. The bits of x are random, so no choice is sent. Source: Gilboa 1999, "Two Party RSA Key Generation", section
+4; Demmler, Schneider and Zohner 2015, ABY, section III-A (messages shortened bit by bit).
 """
 
 from collections import Counter
@@ -53,7 +54,7 @@ class GeneratorCost:
 
 
 def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> tuple[GeneratorCost, ...]:
-    """Return the cost of each of `GENERATORS` for a model's ops, but of encryption only for a ring of 64 bits.
+    """Return the cost of each of `GENERATORS` for a model's ops; that by encryption is only for rings of 64 bits.
 
     A UserError is raised for an op that semi2k has no formula for.
     """

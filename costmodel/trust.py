@@ -33,7 +33,7 @@ def facts(trust: Trust) -> dict[str, Any]:
 
 
 def shown(public_layers: str | None, client_layers: int | None = None) -> str:
-    """Return in words what public layers, and layers that the client computes, reveal to whom; empty for None, None."""
+    """Return in words who learns what from public layers, and from layers of the client; empty if both are None."""
     words = ""
     if public_layers is not None:
         words += (
@@ -49,7 +49,7 @@ def shown(public_layers: str | None, client_layers: int | None = None) -> str:
 
 
 def at_client(client_layers: int) -> str:
-    """Return in words the part of a model that the client computes: embedding and first `client_layers` layers."""
+    """Return in words the part of a model that the client computes: the embedding and the first layers, if any."""
     layers = "layer" if client_layers == 1 else f"{client_layers} layers"
     return f"embedding and first {layers}" if client_layers else "embedding"
 

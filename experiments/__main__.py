@@ -39,7 +39,7 @@ def definitions() -> dict[str, Path]:
 
 
 def list_experiments() -> None:
-    """List the experiments with what they are about."""
+    """Print the name of each experiment, and the first sentence of its YAML."""
     for name, path in definitions().items():
         sentence = re.findall(r"\A# (.*?[.?!])$", path.read_text(), re.DOTALL | re.MULTILINE)[0]
         print(name, sentence.replace("\n# ", " "), sep=": ")

@@ -60,8 +60,8 @@ class Sizes(NamedTuple):
     """Sizes of what is measured at a scale.
 
     base, lengths, tokens: the trained GPT-2's dimensions, sequence lengths, and tokens of a step at every length.
-    rounds, burst_s: number of rounds in which a step is measured, and seconds of a round.
-    parent_tokens, parent_length: tokens of a step of a training from a parent, each measured; length of a sequence.
+    rounds, burst_s: number of rounds in which each step is measured, and its seconds in a round.
+    parent_tokens, parent_length: of trainings from a parent, the numbers of tokens of a step, and sequence length.
     blockwise_tokens: tokens on which each new sub-layer is trained before a candidate is assembled from them.
     shared: scale of the trainings that share a device, and numbers of trainings at a time. usual: scale of the
         trainings that are measured beside the search. searched: flags of the search.
@@ -81,7 +81,7 @@ class Sizes(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The arguments of every part. parent: name of the parent, as for `load_parent`, or None. rows: where rows go."""
+    """The arguments of every part. parent: name that `load_parent` takes, or None. rows: where results are written."""
 
     device: Device
     sizes: Sizes
@@ -254,7 +254,6 @@ def from_parent(place: Place) -> None:
     rows, sizes, parent = place.rows, place.sizes, load_parent(place.parent)
     with TemporaryDirectory(prefix="nas-library-") as folder:
         own = parent.model.architecture
-        # eighth powers in softmax's place, and quadratics in that of the activations
         quadratics: list[Ffn] = ["quadglu" if FFNS[layer.ffn].is_gated else "square" for layer in own.layers]
         layers = zip(own.layers, quadratics, strict=True)
         replaced = replace(own, layers=tuple(replace(layer, attention="power8", ffn=ffn) for layer, ffn in layers))
@@ -305,7 +304,7 @@ def _usual(scale: ScaleName, device: Device) -> Candidate:
 
 
 def searched(place: Place) -> None:
-    """Measure default trainings on a core and a GPU, then a search.
+    """Measure default trainings, on a core and on the GPU if that is the device, and then a search.
 
     Raises StoppedError if no time is left for the search, or it fails or has no front.
     """

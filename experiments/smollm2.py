@@ -263,7 +263,7 @@ def model_figure(models: Sequence[Shown]) -> PanelFigure:
 
 
 def kind_table(scores: BlockScores) -> Table:
-    """Return a table of block scores by kind of sub-layer: the first layer's, and medians of each third of layers.
+    """Return a table of block scores by kind of sub-layer: the first layer's, and the median of each third of layers.
 
     Kinds that have 0 at all depths are left out.
     """

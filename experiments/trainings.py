@@ -1,4 +1,4 @@
-"""Resumable trainings of an experiment, in a process of one thread per core, whose results are saved as a table.
+"""Resumable trainings of an experiment, in one single-threaded process per core. Their results are saved as a table.
 
 Every training saves checkpoints, so that an interrupted run resumes. Results are written to `outcomes.csv` beside the
 checkpoints, where other plans with the same folder find them; results that took hours are committed in
@@ -41,7 +41,7 @@ OUTCOMES_FILE = "outcomes.csv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The trainings to run: all rows with the first seed, then all with the next seed.
+    """The trainings to run: all rows with the first seed, then all with the next seed, and so on.
 
     Attributes:
         name: For reports and tables.
@@ -87,7 +87,7 @@ class Rung(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The result of a training. perplexity: None if it diverged, for `reason`. rungs: earlier validations, in order."""
+    """The result of a training. perplexity: None if it diverged. reason: why it did. rungs: earlier validations."""
 
     perplexity: float | None
     tokens: int

@@ -209,8 +209,8 @@ class Study(StudyConfig):
 
         Weights of a parent are read only if it is builtin or a training of `nas.train`; of others, only the settings.
         Raises UserError if the space, a protocol, network or testbed, the parent or the searcher is unknown or cannot
-        be read, a protocol cannot price the space, a budget is of keys that its protocol lacks, or candidates cannot
-        start from the parent.
+        be read, a protocol cannot price the space, a budget is of keys that its protocol lacks, the space has too many
+        costs to tabulate, or candidates cannot start from the parent or keep its public and client layers.
         """
         return price_study(self, reads_weights=False)
 

@@ -60,8 +60,8 @@ class Export:
     """A trained model and facts about it, to be written by `write_export`.
 
     trained: architecture at the width that was trained, folded if asked for. weights: tensors by `<node>.<suffix>` of
-        its op graph. tokenizer: folder of the tokenizer of the parent or of the corpus in the cache, which may be gone.
-        run: None for a model of `nas.train`. windows: sorted hashes of windows of the training text; None if unknown.
+        its op graph. tokenizer: folder of the tokenizer; it may be gone if it is that of a corpus in the cache. run:
+        None for a model of `nas.train`. windows: sorted hashes of windows of the training text; None if unknown.
         fixed_point: for each protocol with an engine, `ring_bits`, `fraction_bits` and `failure`: why numbers leave
         fixed-point range or results are too inaccurate, or None.
     """
@@ -151,10 +151,11 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
 
 
 def training_export(folder: Path, *, fold: bool = False) -> Export:
-    """Return the model of a training's last checkpoint as an export, with its cost under `published`.
+    """Return the model of a training's last checkpoint as an export, with its cost.
 
-    If an op has no cost under `published`, the cost is under `semi2k`. Raises UserError if the manifest is missing or
-    damaged, there is no whole checkpoint of its candidate, or the model still contains components of its parent.
+    The cost is that under `published` or, if `published` lacks the cost of an op, under `semi2k`. Raises UserError if
+    the manifest is missing or damaged, there is no whole checkpoint of its candidate, or the model still contains
+    components of its parent.
     """
     training = read_training(folder)
     candidate, scale = training.candidate, training.candidate.recipe.scale
@@ -256,8 +257,8 @@ def _prepared(
 def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Path]:
     """Write an export into the folder `target` and return the paths of its files, sorted.
 
-    If writing fails, no file of the export is left. Raises UserError if `target` is not empty or cannot be written, or
-    the tokenizer is damaged or, for `hf`, missing, or if transformers is not installed for `hf`.
+    If writing fails, no file of the export is left. Raises UserError if `target` is not empty or cannot be written, if
+    the tokenizer is damaged or, for `hf`, if the tokenizer or the package transformers is missing.
     """
     try:
         target.mkdir(parents=True, exist_ok=True)

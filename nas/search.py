@@ -1,8 +1,8 @@
 """`python -m nas.search --budget-latency 5min`: from a latency budget to a Pareto front of perplexity and latency.
 
-The command computes the costs of the whole space first (no candidate over budget is trained), then trains candidates
-with Ray Tune and writes a run folder with ledger, front, plots and architectures. `--resume RUN` continues a run, or
-extends a finished one with a larger `--num-trials`.
+The command first computes the costs of the whole space, so that it searches only among members within the budget. Then
+it trains candidates with Ray Tune, and writes a run folder with ledger, front, plots and architectures. `--resume RUN`
+continues a run, or extends a finished one with a larger `--num-trials`.
 """
 
 import shlex

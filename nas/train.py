@@ -83,16 +83,17 @@ class TrainConfig:
         begin_of_text: the token that begins each sequence and is not predicted: tokenizer, for the rule of the given
             weights' tokenizer; none; or a token such as <s>. Costs count it as one of the --seq-len tokens.
         init_from: start from these weights, at their width: a folder of save_pretrained, a .gguf file, an id on the
-            Hugging Face hub, a folder of nas.export or nas.train, or `latest` for the last training. Norms and FFNs
-            that ARCH lacks are dropped, and a fused FFN (one linear) starts as the product of two linears.
+            Hugging Face hub, a folder of nas.export or nas.train, or `latest` for the last training. Norms, attention
+            and FFNs that ARCH lacks are dropped, and a fused FFN (one linear) starts as the product of two linears.
+            With --parent too, these are ARCH's first weights, such as those of a training to be continued.
         parent: like --init-from, or builtin, but components that ARCH lacks are removed gradually, and ARCH learns from
-            the parent's predictions (from the text alone, if ARCH has the parent's own layers). The scale's width must
-            be the parent's. The default is none: train from scratch, or as --init-from says.
+            the parent's predictions and hidden states (from the text alone, if ARCH has the parent's own layers). The
+            scale's width must be the parent's. The default is none: train from scratch, or as --init-from says.
         normalisation: train the weights of linears in weight- or spectrally normalised form.
         normalised: which linears to normalise; q, k, v and o are queries, keys, values and output of attention.
         slopes: whether each leaky ReLU learns its own slope, or all share one.
         device: where to train; by default on a GPU if there is one. A training may be resumed on the other device.
-        seed: the same seed gives the same result on a CPU.
+        seed: the same seed gives the same result on a CPU with the same number of threads.
         recipe: changes to the default recipe of scale and data.
     """
 
@@ -118,9 +119,8 @@ class TrainConfig:
             raise UserError("--scale parent is the size of a trained model; name it by --parent or --init-from.")
         if self.begin_of_text != OWN_RULE and self.parent is self.init_from is None:
             raise UserError("--begin-of-text is of the tokenizer of --parent or --init-from; name one, or drop it.")
-        if self.parent is not None and (self.init_from is not None or self.normalisation is not None):
-            other = "--init-from" if self.init_from is not None else "--normalisation"
-            raise UserError(f"--parent does not go with {other}; drop one of the two.")
+        if self.parent is not None and self.normalisation is not None:
+            raise UserError("--parent does not go with --normalisation; drop one of the two.")
 
 
 def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
@@ -146,8 +146,7 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
         folder = newest(CONFIG_FILE) if resume == "latest" else Path(resume)
         if folder is None:
             raise UserError(f"there is no training under {RUNS}/ yet; start one with python -m nas.train ARCH.")
-        path = folder / CONFIG_FILE
-        config = load_file(TrainConfig, path)
+        config = load_file(TrainConfig, folder / CONFIG_FILE)
         return replace(config, device=device or config.device), folder, None
     if arch is None:
         raise UserError("an architecture is required, such as python -m nas.train SM+ScFuFFN.")
@@ -162,9 +161,9 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
 def run(args: Sequence[str], console: Console) -> None:
     """Start or resume the training that the command line `args` describes, and train until all tokens are used.
 
-    Raises UserError or ArgumentError for bad input, an output folder that cannot be written, or memory that is too
-    small by estimate; OSError if the cache cannot be written; StoppedError if training diverges, memory runs out while
-    it trains, or a file cannot be written later.
+    Raises UserError or ArgumentError for bad input, a folder that cannot be written or that another process uses, or
+    memory that is too small by estimate; OSError if the cache cannot be written; StoppedError if training diverges,
+    memory runs out while it trains, or a file cannot be written later.
     """
     config, resumed, output_dir = parse(args)
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -178,12 +177,18 @@ def run(args: Sequence[str], console: Console) -> None:
 def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, device: str) -> None:
     rule = config.begin_of_text
     parent = None if config.parent is None else find_parent(config.parent, rule)
-    source = find_initial(config.init_from, rule) if config.init_from else parent and parent.model
+    start = find_initial(config.init_from, rule) if config.init_from else None
+    source = start if parent is None else parent.model
     if resumed is None:
         config = replace(config, recipe=on_device(config.recipe, device, _scale(config, parent)))
     elif is_training(resumed):
         _require_same(source, config, resumed)
     candidate = _candidate(config, parent, source)
+    if parent is not None and start is not None and candidate.initial_architecture != candidate.trained:
+        raise UserError(
+            f"--init-from beside --parent must start an architecture that keeps all sub-layers of the parent, but "
+            f"{config.arch} removes some, which would begin anew; drop one of the two flags."
+        )
     memory, scale = training_memory(candidate, device), candidate.recipe.scale
     require_memory(memory, available_bytes(device))
     corpus, read = training_corpus(
@@ -194,7 +199,7 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
         tokens=scale.tokens,
     )
     if source is not None:
-        require_vocabulary(source, str(config.init_from or config.parent), corpus)
+        require_vocabulary(source, str(config.parent or config.init_from), corpus)
     check(candidate, corpus)
     folder = resumed or _new_folder(config, output_dir, candidate, corpus, source, read)
     ngrams = read_training(folder).ngrams if is_training(folder) else None
@@ -209,11 +214,12 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
     if parent is not None:
         loss = validate(parent.decoder().to(device), corpus, scale).loss
         console.print(f"the parent, {parent.name}: validation perplexity {math.exp(loss):.3f}")
-        with share_progress(console, "training the sub-layers of the candidate") as on_progress:
-            initial = initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
+        if start is None:
+            with share_progress(console, "training the sub-layers of the candidate") as on_progress:
+                initial = initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
         teacher = teacher_of(parent, corpus, candidate.recipe, device)
-    elif source is not None:
-        initial = transferred(source.architecture, source.weights, candidate.initial_architecture)
+    if start is not None:
+        initial = transferred(start.architecture, start.weights, candidate.initial_architecture)
     records = partial(
         train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
     )
@@ -255,7 +261,7 @@ def _require_same(source: Pretrained | None, config: TrainConfig, folder: Path) 
     distillation = training.candidate.recipe.distillation
     began = training.source or (distillation and distillation.parent)
     if source is not None and began is not None and (now := digest_of(source)) != began:
-        flag, name = ("--init-from", config.init_from) if config.init_from else ("--parent", config.parent)
+        flag, name = ("--parent", config.parent) if config.parent else ("--init-from", config.init_from)
         raise UserError(
             f"{flag} {name} of {folder} must be the model {began} that it started from, but is {now} now; restore it, "
             f"or start a new training."

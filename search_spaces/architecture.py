@@ -42,7 +42,7 @@ class Layer:
     norm1, norm2: norm before attention and before the feed-forward network (FFN). The deviation of a `frozen-` norm
         becomes a constant during training, so that the norm is linear from then on.
     attention: softmax; `softmax-temperature` has a learned temperature per head and query position; `softmax-half` has
-        half of the key heads (at least one) with their query heads; `2quad`, `power8`, `relu` and `bounded` are cheaper
+        half of the key heads (at least one) with their query heads; `2quad`, `power8`, `relu` and `bounded` are other
         forms of softmax; `none` removes the attention.
     ffn: activation between two linears (`gelu` in the architecture's form, none for `identity`); `fused` is one trained
         linear; `swiglu`, `geglu`, `reglu`, `quadglu` and `bilinear` are gated: the product of two parallel
@@ -52,7 +52,8 @@ class Layer:
         learned alpha and beta; with `none`, as `A + F`.
     inner1, inner2: what attention and FFN keep of the block's inner norms (of queries and keys, and after sub-layers)
         and score cap: `own` keeps all, `uncapped` all but the cap, `frozen` has frozen norms and no cap, and `none` is
-        what folding leaves of `frozen`. `parse` and search spaces drop the logit cap if no layer keeps the score cap.
+        what folding leaves of `frozen`. `parse` and search spaces drop the logit cap of a model with a score cap if no
+        layer keeps the latter.
 
     Raises UserError if attention or FFN is `none`, but its norm, its `inner1` or `inner2`, or the stabiliser is set.
     """
@@ -101,7 +102,7 @@ class Architecture:
     context: largest number of tokens in a sequence: size of the position table or rotary cache, or a shorter window.
     longest_context: context of the imported model if its shortest window is smaller; None if it equals `context`.
     final_norm: norm before the vocabulary projection.
-    embedding_scale, residual_scale, logit_scale: factors of the embedding rows, of the outputs of attention and FFN
+    embedding_scale, residual_scale, logit_scale: factors of token embeddings, of the outputs of attention and FFN
         before they are added to the residual stream, and of the logits.
     score_scale: factor of the products of queries and keys; None for 1/sqrt(head_dim).
     score_cap, logit_cap: scores and logits x become cap * tanh(x / cap); None for no cap.
@@ -115,7 +116,7 @@ class Architecture:
     inner_norm_epsilon: the same for norms of queries, keys, and outputs of attention and FFN; None for `norm_epsilon`.
     gelu: form of GELU in layers whose `ffn` is `gelu` or `geglu`.
     softmax: form of softmax in layers whose `attention` does not name a form.
-    folded: whether the weights of linears include the gains and biases of norms, the scales and the score factor.
+    folded: whether this is a folded form (`search_spaces.deployed`), whose weights include scales and score factor.
 
     Raises UserError if a size, factor, cap, base or epsilon is out of range (except `longest_context`,
     `rotary_features` and what `positions` hold), `layers` is empty, heads do not divide `d_model` and there is no
@@ -203,7 +204,7 @@ class Architecture:
 
     @property
     def norms(self) -> frozenset[Norm]:
-        """The kinds of norm in the model, inner norms and the final norm included; `none` where a norm is left out."""
+        """The kinds of norm in the model, also of inner norms and the final norm; with `none` if a norm is left out."""
         inner = {norm for layer in self.layers for norm in inner_norms(self, layer).values()}
         return frozenset({self.final_norm, *inner, *(norm for one in self.layers for norm in (one.norm1, one.norm2))})
 
@@ -219,21 +220,20 @@ class Architecture:
 
     @property
     def score_factor(self) -> float:
-        """Factor of the products of queries and keys; if `folded`, the weights of the queries include it already."""
+        """Factor of the products of queries and keys in a model that is not folded."""
         return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
 
 def reader_norms(layer: Layer) -> list[Norm]:
-    """Return the kind of norm, possibly `none`, before the attention and before the FFN, where the layer has them."""
+    """Return the norms (`none` included) before attention and before FFN, for each of these that the layer has."""
     return [layer.norm1] * (layer.attention != "none") + [layer.norm2] * (layer.ffn != "none")
 
 
 def default_final_norm(layers: Iterable[Layer], least: int = 0) -> Norm:
-    """Return the final norm that layers imply: the norm of highest rank before an attention or FFN.
+    """Return the final norm that layers imply: the norm of highest rank (`NormForm`) before an attention or FFN.
 
-    From high to low, the ranks are LayerNorm, RMSNorm, frozen LayerNorm, frozen RMSNorm and none. A frozen LayerNorm
-    becomes a frozen RMSNorm unless every attention and FFN has a norm before it that subtracts the mean, since only
-    then can the bias of a frozen final norm be folded (see `search_spaces.deployed`).
+    A frozen LayerNorm becomes a frozen RMSNorm unless every attention and FFN has a norm before it that subtracts the
+    mean, since only then can the bias of a frozen final norm be folded (see `search_spaces.deployed`).
 
     least: rank of the block's norms after sub-layers (`least_rank`), which count too; 0 if it has none.
     """
@@ -248,7 +248,7 @@ def least_rank(block: Block) -> int:
 
 
 def implied_final_norm(highest_rank: int, *, centred: bool) -> Norm:
-    """Return `default_final_norm` of layers from their highest rank. centred: whether all norms subtract the mean."""
+    """Return `default_final_norm` of layers from the highest rank of their norms and whether all subtract the mean."""
     norm = {form.rank: norm for norm, form in NORMS.items()}[highest_rank]
     return "frozen-rmsnorm" if norm == "frozen-layernorm" and not centred else norm
 
@@ -264,13 +264,13 @@ def has_frozen_norms(architecture: Architecture) -> bool:
 
 
 def num_kv_heads(architecture: Architecture, layer: Layer) -> int:
-    """Return the number of key heads of a layer: as in the architecture, or half (at least 1) for `softmax-half`."""
+    """Return the number of key heads of a layer: the architecture's, or half of it, at least 1, for `softmax-half`."""
     whole = architecture.num_kv_heads or architecture.num_heads
     return max(1, whole // 2) if layer.attention == "softmax-half" else whole
 
 
 def num_heads(architecture: Architecture, layer: Layer) -> int:
-    """Return the number of query heads of a layer: for each key head as many as the architecture has for each."""
+    """Return the number of query heads of a layer; each key head serves as many of them as in the architecture."""
     whole = architecture.num_kv_heads or architecture.num_heads
     return num_kv_heads(architecture, layer) * (architecture.num_heads // whole)
 
@@ -278,7 +278,7 @@ def num_heads(architecture: Architecture, layer: Layer) -> int:
 def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
     """Whether a linear of a layer, such as `ffn.up`, has a bias.
 
-    Linears into which the coefficients of a polynomial activation (`POLYNOMIALS`) are folded always have one.
+    Linears that take up the coefficients of a polynomial activation (`POLYNOMIALS`) always have one.
     """
     fitted = ("ffn.gate",) if layer.ffn in POLYNOMIAL_GATES else ("ffn.up", "ffn.down")
     is_polynomial = layer.ffn in POLYNOMIALS and linear in fitted
@@ -323,12 +323,12 @@ def softmax_form(architecture: Architecture, layer: Layer) -> SoftmaxForm:
 
 
 def has_bound(form: SoftmaxForm) -> bool:
-    """Whether this form of softmax subtracts a learned public bound per head from the scores."""
+    """Whether this form of softmax subtracts a public bound per head from the scores (`costmodel.ops.ScoreBound`)."""
     return form in ("bounded", "power8")
 
 
 def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
-    """Return the form of a layer's GELU, which its `ffn` names, or else the architecture's; None without GELU."""
+    """Return the form of a layer's GELU: the form that its `ffn` names, or the architecture's; None without GELU."""
     form = FFNS[layer.ffn].gelu
     return architecture.gelu if form == "own" else form
 
@@ -341,9 +341,9 @@ SINCE = (
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:
-    """Return the fields as plain data, without values that cannot make two architectures differ.
+    """Return the fields as plain data, without some values that need not be stated.
 
-    These are `gelu` if no layer uses it, `inner1` or `inner2` if it is `own`, and defaults in `positions` and `SINCE`.
+    These are an unused `gelu`, `own` as `inner1` or `inner2`, and the defaults of `Positions` and of fields in `SINCE`.
     """
     data = asdict(architecture)
     if all(FFNS[layer.ffn].gelu != "own" for layer in architecture.layers):
@@ -390,7 +390,7 @@ def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context
 
 
 def load_architecture(path: Path) -> Architecture:
-    """Return the architecture in a YAML file written by `dump_architecture`; raise UserError if it is not valid."""
+    """Return the architecture in a YAML file, as `dump_architecture` makes it. Raises UserError if it is not valid."""
     return load_file(Architecture, path)
 
 

@@ -71,8 +71,8 @@ class Dimensions:
         d_ff: features inside the FFN (by default the base's multiple of d_model, which is 4 for GPT-2).
         vocab: tokens in the vocabulary, instead of the base's.
         context: largest number of tokens that the model can read, instead of the base's.
-        gelu: the form of every GELU, instead of the base's.
-        softmax: the form of softmax in every layer, instead of the base's.
+        gelu: the form of GELU where layers do not name one, instead of the base's.
+        softmax: the form of softmax where layers do not name one, instead of the base's.
     """
 
     layers: int | None = None

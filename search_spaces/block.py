@@ -1,8 +1,8 @@
-"""`BLOCKS`: the kinds of decoder block, such as GPT-2's and Llama's, each by the facts in which it differs from others.
+"""`BLOCKS`: the kinds of decoder block, such as GPT-2's and Llama's.
 
-They do not depend on the choices of a layer. To add a block, add an entry: lowering, the decoder, folding and the
-conversion to transformers read only these facts, and never compare names of blocks. In the fields of `Block`, X is the
-residual stream before a layer, A the stream to which the FFN's output is added, and Y the stream after the layer.
+A block is described by facts that do not depend on the choices of a layer. To add a block, add its name to `BlockName`
+and its facts to `BLOCKS`; lowering, the decoder and folding read only the facts. To convert its checkpoints, add an
+entry to `search_spaces.checkpoints.families.FAMILIES` too.
 """
 
 from dataclasses import dataclass, replace
@@ -24,19 +24,21 @@ Join = Literal["sequential", "parallel", "shaped"]
 class Block:
     """The facts of a kind of decoder block.
 
+    X is the residual stream before a layer, A the stream to which the FFN's output is added, Y the stream after it.
+
     join: `sequential` is A = X + MHA(Norm1(X)), Y = A + FFN(Norm2(A)); `parallel` is Y = X + MHA(Norm1(X)) +
         FFN(Norm2(X)); `shaped` is A = shaped MHA(Norm1(X)) without a skip, where V and O are the identity except for
         layer 0's V, and Y = A + FFN(Norm2(A)).
-    rotary_share: one in `rotary_share` features of a head is rotated; None for a learned table of positions.
-    packs_qkv: whether queries, keys and values are one linear instead of three.
+    rotary_share: by default, one in `rotary_share` features of a head is rotated; None for a learned position table.
+    packs_qkv: whether queries, keys and values (in a shaped block only queries and keys) are one linear, not three.
     query_key_norm: RMSNorms of queries and keys before the rotation: none, per `head` (all heads share a gain vector),
         or over the `width` of all heads together; only for blocks with three linears.
     norms_after: whether RMSNorms follow attention and FFN, before their outputs are added to the stream.
-    biases: linears that have a bias even if the architecture has none.
-    has_centred_norms: whether norms may subtract the mean and have a bias; after folding, every linear has a bias then.
+    biases: linears that have a bias even if the architecture's `bias` is False.
+    has_centred_norms: whether norms may subtract the mean and have a bias; if so, linears have biases after folding.
     keeps_final_norm: whether a name that states no final norm means the one that the layers imply, instead of none.
     wrapper: `HH` if names of architectures of this block are written HH(...); None if the base model states the block.
-    first_norm: norm before layer 0's attention, even if a name from the papers says otherwise; None to follow the name.
+    first_norm: norm before layer 0's attention in any name from the papers with the wrapper; None to follow the name.
     branch_gain: factor of an FFN's output at initialisation.
     """
 
@@ -54,7 +56,7 @@ class Block:
 
     @property
     def is_shaped(self) -> bool:
-        """Whether the values of attention are slices of the residual stream, without a linear of their own.
+        """Whether the output of attention is the residual stream itself, without a skip or an output linear.
 
         If so, no head can be removed, the only possible change of basis of the stream is a multiple of the identity,
         and the weights of queries start at 0.
@@ -68,17 +70,17 @@ class Block:
 
     @property
     def queries(self) -> str:
-        """The name of the linear that computes the queries, in its first rows of weights if it is packed."""
+        """The name of the linear that computes the queries; if it also computes keys, the queries' rows come first."""
         if self.is_shaped:
             return "attention.qk"
         return "attention.qkv" if self.packs_qkv else "attention.q"
 
     def passes_values(self, depth: int) -> bool:
-        """Whether the values of attention in layer `depth` (from 0) are its norm's output itself, without a linear."""
+        """Whether attention in layer `depth` (from 0) takes the output of `norm1` as values, without a linear."""
         return self.is_shaped and depth > 0
 
     def makes_stream(self, depth: int) -> bool:
-        """Whether attention in layer `depth` (from 0) replaces the residual stream by values that a linear computes."""
+        """Whether attention in layer `depth` (from 0) replaces the stream by a mix of values that a linear computes."""
         return self.is_shaped and depth == 0
 
     def norm1_readers(self, depth: int) -> tuple[str, ...]:

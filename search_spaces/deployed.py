@@ -2,13 +2,16 @@
 
 - A linear FFN, X' = beta X + W X + c, is a change of basis of the residual stream, since attention reads the stream
   through linears. Before the first live norm (one that depends on the data) it folds into the embedding tables; after
-  the last live norm of a model whose final norm folds, it folds into the vocabulary projection. All linears that read
-  or write the stream on the way change to the new basis, and the last one that writes it adds the offset to its bias.
-- Frozen norms are linear, and fold into the linears that read them, as gains and biases of live norms do.
+  the last live norm of a model whose final norm folds, it folds into the vocabulary projection. Linears between that
+  read or write the stream change to the new basis, and the last one that writes it adds the offset c to its bias. The
+  beta of other FFNs folds in the same way.
+- Frozen norms are linear. They fold into the linears that read them, as gains and biases of live norms do, and inner
+  ones into the linears before them.
 - A frozen final norm folds into the vocabulary projection. The projection has no bias, so the norm's bias moves to the
   mean of the stream, which is possible only if every norm subtracts the mean. Otherwise a frozen final LayerNorm stays.
-- In a shaped block no FFN folds, since values are slices of the stream, and the norm before attention stays in later
-  layers, whose values are read from it. With norms after sub-layers no FFN folds either. Temperatures stay.
+- In a shaped block no FFN folds, since values are slices of the stream. There the norm before attention stays from
+  layer 1 on, since its output is used as values. With norms after sub-layers neither FFNs nor betas fold. Temperatures
+  stay.
 """
 
 from collections.abc import Iterable
@@ -34,11 +37,11 @@ UNSCALED: dict[str, Any] = {**dict.fromkeys(SCALES, 1.0), "score_scale": None}  
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """Whether a layer's FFN comes before or after all live norms of the model.
+    """Where a change of basis at a layer's FFN can fold.
 
-    ahead: whether all live norms are in later layers, so that a change of basis folds into the embedding.
-    behind: whether no live norm comes later and the final norm folds, so that a change of basis folds into the
-        vocabulary projection.
+    ahead: whether it can fold into the embedding, since all live norms of the model are in later layers.
+    behind: whether it can fold into the vocabulary projection, since no later layer has a live norm and the final norm
+        folds.
     """
 
     ahead: bool
@@ -73,7 +76,7 @@ def with_folded_settings(architecture: Architecture) -> Architecture:
 
 
 def deploys_biases(architecture: Architecture) -> bool:
-    """Whether all linears have a bias after folding: if `bias` or `biases` say so of any, or norms may have one."""
+    """Whether all linears of layers have a bias after folding: if `bias`, `biases` or the block's norms need one."""
     return architecture.bias or bool(architecture.biases) or architecture.block_facts.has_centred_norms
 
 
@@ -91,7 +94,7 @@ def folds_final_norm(architecture: Architecture) -> bool:
 
 
 def regions(architecture: Architecture) -> list[Region]:
-    """Return a `Region` for every layer's FFN; neither `ahead` nor `behind` in a block with norms after sub-layers."""
+    """Return a `Region` for every layer's FFN; with norms after sub-layers, a change of basis can fold nowhere."""
     block = architecture.block_facts
     live = [reads_live_norm(block, index, layer) for index, layer in enumerate(architecture.layers)]
     last = max((index for index, its in enumerate(live) if its), default=-1)
@@ -102,12 +105,12 @@ def regions(architecture: Architecture) -> list[Region]:
 
 
 def reads_live_norm(block: Block, depth: int, layer: Layer) -> bool:
-    """Whether layer number `depth` has a live norm that reads the stream, except if its output becomes the stream."""
+    """Whether layer `depth` (from 0) has a live norm, except one before attention that makes the stream."""
     return is_live(replace(layer, norm1="none") if block.makes_stream(depth) else layer)
 
 
 def absorbs(block: Block, layer: Layer, region: Region) -> bool:
-    """Whether a layer's FFN folds into a change of basis of the stream."""
+    """Whether a layer's FFN folds, as a change of basis of the stream."""
     foldable = not (block.is_shaped or block.norms_after)
     return foldable and region.is_free and layer.ffn in LINEAR_FFNS and layer.norm2 not in LIVE_NORMS
 
@@ -152,7 +155,7 @@ def joined(architecture: Architecture, layers: Iterable[Layer]) -> Architecture:
     """Return the architecture with the attentions and FFNs of `layers` in as few layers as possible.
 
     Empty layers are left out, except for one if all are empty. In a `sequential` block, a layer without FFN and the
-    next layer, if it has no attention, become one. It has the `layer_positions` of the layer with the attention.
+    next layer, if it has no attention, become one layer. It has the positions of the layer with the attention.
     """
     left: list[tuple[int, Layer]] = []
     is_sequential = architecture.block_facts.join == "sequential"

@@ -1,4 +1,4 @@
-"""The kinds of norm, attention, FFN and inner norms that a layer can choose from, with the facts of each.
+"""The kinds of norm, attention, FFN, stabiliser and inner norms that a layer can choose from, with the facts of each.
 
 To add an FFN whose activation is a known op, add its name to `Ffn` and its record to `FFNS`.
 """
@@ -26,8 +26,8 @@ class NormForm(NamedTuple):
     letter: its letter in layer codes.
     label: its name in reports.
     name: its name in the papers, after a `+`; empty for no norm.
-    rank: its place, from 0, in the order none, frozen RMSNorm, frozen LayerNorm, RMSNorm, LayerNorm; unless it is
-        stated, a model's final norm is the norm of highest rank in its layers.
+    rank: its place, from 0, in the order none, frozen RMSNorm, frozen LayerNorm, RMSNorm, LayerNorm; the final norm
+        that layers imply (`default_final_norm`) depends on the highest rank in them.
     is_centred: whether it subtracts the mean, and has a bias.
     """
 
@@ -39,7 +39,7 @@ class NormForm(NamedTuple):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the norm's deviation becomes a constant in training, so that the norm is linear and can be folded."""
+        """Whether the norm's deviation becomes a constant in training, so that the norm is linear from then on."""
         return self.name.startswith("f")
 
     @property
@@ -67,14 +67,14 @@ class FfnForm(NamedTuple):
     letter: its letter in layer codes.
     label: its name in reports.
     name: its name in the papers, after a `+`; empty if it has none.
-    activation: function that makes the op of its activation or gate from `rows`, `features` and for GELU `form`; None
+    activation: function that makes the op of its activation from `rows`, `features` and, for GELU, `form`; None
         without activation.
-    then: function that makes a second op from `rows` and `features`, applied to the activation's output; or None.
+    then: function that makes a second op, applied to the activation's output, from `rows` and `features`; or None.
     gelu: form of its GELU; `own` for the architecture's `gelu`, None if it has no GELU.
-    is_gated: whether the activation of one linear is multiplied by another linear.
-    degree: degree of its polynomial, which is fitted per channel to the activation that it replaces; None without one.
-    is_linear: whether it has no nonlinearity, so that it can be folded into its neighbours.
-    replaces: whether a search from a parent offers it in place of the parent's activation.
+    is_gated: whether the outputs of two linears are multiplied, one of them after the activation, if there is one.
+    degree: degree of the fitted polynomials, one per channel, by which it can replace a parent's activation; or None.
+    is_linear: whether it has no nonlinearity, so that it can be folded.
+    replaces: whether the space `parent` offers it to parents whose FFN has the same `is_gated`.
     """
 
     letter: str
@@ -93,13 +93,11 @@ class InnerForm(NamedTuple):
     """What a layer keeps of the block's inner norms (of queries and keys, and after a sub-layer) and of the score cap.
 
     letter: its letter in layer codes.
-    label: its name in reports.
     norm: the kind of the inner norms, where the block has them; `none` if they are folded.
     is_capped: whether scores keep the architecture's cap.
     """
 
     letter: str
-    label: str
     norm: Norm
     is_capped: bool = False
 
@@ -142,10 +140,10 @@ FFNS: dict[Ffn, FfnForm] = {
     "none": FfnForm("o", "no FFN"),
 }
 INNERS: dict[Inner, InnerForm] = {
-    "own": InnerForm("o", "the block's inner norms and caps", "rmsnorm", is_capped=True),
-    "uncapped": InnerForm("u", "no cap", "rmsnorm"),
-    "frozen": InnerForm("f", "frozen inner norms, no cap", "frozen-rmsnorm"),
-    "none": InnerForm("n", "folded inner norms, no cap", "none"),
+    "own": InnerForm("o", "rmsnorm", is_capped=True),
+    "uncapped": InnerForm("u", "rmsnorm"),
+    "frozen": InnerForm("f", "frozen-rmsnorm"),
+    "none": InnerForm("n", "none"),
 }
 STABILISERS: dict[Stabiliser, str] = {"scaled": "s", "none": "o"}  # name -> layer code
 

@@ -1,9 +1,9 @@
 """The layered graph of a search space, in which each source-to-sink path is one architecture.
 
 A path alternates boundaries and choices, `Boundary(0) -> Choice(0) -> Boundary(1) -> ... -> Boundary(L) -> Head ->
-SINK`. The state of a boundary decides which layers may follow, so a constraint only removes vertices. Every choice has
-exactly one predecessor and one successor, and every vertex is on some path. Vertices are inserted depth by depth, and
-the choices after a boundary in the order of the alphabet (the list of distinct layers). Paths are numbered accordingly.
+SINK`. The state of a boundary decides which layers may follow it. Every choice has exactly one predecessor and one
+successor, and every vertex is on some path. Vertices are inserted depth by depth, and the choices after a boundary in
+the order of the alphabet (the list of distinct layers). This order also numbers the paths.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ class Boundary:
     """The point before layer `depth`, or after the last layer.
 
     `state` describes the layers before this point by these numbers, which are all 0 at the source:
-    - the highest rank (`NormForm.rank`) of a norm before or after a sub-layer;
+    - the highest rank (`NormForm.rank`) of the norms before and after sub-layers;
     - 1 if a live norm (one that depends on the data after folding) reads the residual stream, else 0;
     - 1 if a sub-layer has no norm before it that subtracts the mean, and the first number is at most the rank of a
       frozen LayerNorm (above it, the final norm does not depend on this), else 0;
@@ -112,10 +112,8 @@ def free_graph(
 def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]], *, has_caps: bool = False) -> nx.DiGraph:
     """Return the graph whose paths are exactly the given placements, each once even if it is listed repeatedly.
 
-    members: the layers of each placement. has_caps: whether the base model has a score cap. The last number of a
-        boundary's state identifies the set of endings that may follow, so that placements share common endings.
-
-    A UserError is raised if there is no placement, or they differ in their number of layers.
+    Placements share common endings. members: the layers of each placement. has_caps: whether the base model has a score
+        cap. A UserError is raised if there is no placement, or they differ in their number of layers.
     """
     words = list(dict.fromkeys(members))
     if len({len(word) for word in words}) != 1:
@@ -152,7 +150,7 @@ def nth_layers(
 ) -> list[Layer]:
     """Return the layers of path number `index` (from 0, in the order of the graph) from `start` to depth `stop`.
 
-    `num_paths` returns, for a choice, the number of paths to depth `stop` that begin with that choice.
+    num_paths: returns, for a choice, the number of paths to depth `stop` that begin with it; only these are numbered.
     """
     boundary, layers = start, list[Layer]()
     while boundary.depth < stop:
@@ -235,7 +233,7 @@ Cost: TypeAlias = tuple[int, ...]  # a number per measure, such as latency and b
 class Edge(NamedTuple):
     """A choice, with the boundaries before and after it.
 
-    start, stop: index of the boundary before and after the choice among those of its depth, in the order of the graph.
+    start, stop: index of the boundary before and after the choice among those of the same depth, in the graph's order.
     passed: the vertices whose costs sum to the edge's cost: the choice, in the first layer also the source, and in the
         last layer also the head.
     """

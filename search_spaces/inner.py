@@ -35,7 +35,7 @@ def require_inner(architecture: "Architecture") -> None:
 
 
 def inner_norms(architecture: "Architecture", layer: "Layer") -> dict[str, Norm]:
-    """Return the inner norms of a layer, without folded ones: node in the layer, such as `attention.q_norm` -> norm."""
+    """Return the inner norms of a layer that are not folded: node in the layer, such as `attention.q_norm` -> norm."""
     block, inside, behind = architecture.block_facts, INNERS[layer.inner1].norm, INNERS[layer.inner2].norm
     kinds: dict[str, Norm] = {}
     if layer.attention != "none" and inside != "none":
@@ -47,7 +47,7 @@ def inner_norms(architecture: "Architecture", layer: "Layer") -> dict[str, Norm]
 
 
 def inner_epsilon(architecture: "Architecture") -> float:
-    """Return the constant that inner norms which are RMSNorms add to the mean square."""
+    """Return the constant that inner norms add to the mean square."""
     return architecture.inner_norm_epsilon or architecture.norm_epsilon
 
 
@@ -59,8 +59,8 @@ def keeps_cap(layer: "Layer") -> bool:
 def implied_logit_cap(architecture: "Architecture", layers: Iterable["Layer"]) -> float | None:
     """Return the logit cap that the architecture would have with these layers.
 
-    This is None if it has no logit cap, or has a score cap that none of the layers keeps. The order of the logits is
-    the same with and without the cap.
+    This is None if the architecture has no logit cap, or has a score cap that none of the layers keeps. The order of
+    the logits is the same with and without the cap.
     """
     stays = architecture.score_cap is None or any(map(keeps_cap, layers))
     return architecture.logit_cap if stays else None
@@ -72,6 +72,6 @@ def score_cap(architecture: "Architecture", layer: "Layer") -> float | None:
 
 
 def queries(architecture: "Architecture", layer: "Layer") -> str:
-    """Return the node of a layer whose first rows of weights scale the queries: their norm, or else their linear."""
+    """Return the node of a layer whose weights can scale the queries: the queries' norm, or else their linear."""
     normed = "attention.q_norm"
     return normed if normed in inner_norms(architecture, layer) else architecture.block_facts.queries

@@ -126,10 +126,8 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
 def lower_with(
     architecture: Architecture, changes: Mapping[str, Any], num_tokens: int, deployment: Deployment
 ) -> OpGraph:
-    """Return the op graph of a prompt of `num_tokens` tokens. changes: field of `deployment` -> new value.
-
-    The processes of the parties import this module for this function; that is fast, because it does not import torch.
-    """
+    """Return the op graph of a prompt of `num_tokens` tokens. changes: field of `deployment` -> new value."""
+    # called in the parties' processes, which import this module fast, because it does not import torch
     return lower(architecture, num_tokens, replace(deployment, **changes))
 
 

@@ -14,8 +14,8 @@
     _i6                       the FFN of the 6 deepest layers removed
     6xLSLGo-6xoSoFs           layer codes of five letters a layer (norm1, attention, norm2, FFN, stabiliser), repeated
                               up to the number of layers; `search_spaces/forms.py` has the letters
-    6xMSMWofo                 two more letters (inner1, inner2) for a layer that does not keep all inner norms and the
-                              score cap of its block
+    6xMSMWofo                 two more letters (inner1, inner2) for a layer that changes the inner norms of its block
+                              or drops the score cap
     12xLSLRo-l                a last group of one letter is the final norm; without this group it is the norm that the
                               layers imply (`default_final_norm`), or none in HH(...)
 
@@ -117,11 +117,11 @@ def parse(text: str, base: Architecture) -> Member:
 
 
 def parse_deployed(text: str, base: Architecture) -> Architecture:
-    """Return an architecture that is already folded: layers by the layer codes `text`, all else as `base` when folded.
+    """Return an architecture that is folded already, with the layers and final norm of the layer codes `text`.
 
-    `base.layer_positions` are used only if `text` has as many layers as `base`; otherwise all layers have the first
-    kind of positions. Raises UserError as `parse`, and for other text than layer codes, such as a name from the papers,
-    which gives no number of layers.
+    All else is as in the folded form of `base`, but the logit cap is dropped as by `parse`. If `text` and `base` differ
+    in their number of layers, all layers have the first kind of positions. Raises UserError for text other than
+    layer codes, such as a name from the papers, and for choices that `Layer` or `Architecture` refuses.
     """
     num_layers = sum(count for count, _ in _groups(_final_norm(text)[0]))
     if not num_layers:
@@ -132,7 +132,7 @@ def parse_deployed(text: str, base: Architecture) -> Architecture:
 
 
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
-    """Return the name from the papers if there is one, else layer codes; `parse` on the same base reads it back."""
+    """Return the name from the papers if there is one, else layer codes; `parse` with the same base reads it back."""
     text = _paper_name(architecture) or placement(architecture)
     if wrapper := architecture.block_facts.wrapper:
         text = f"{wrapper}({text})"
@@ -140,7 +140,7 @@ def name_of(architecture: Architecture, *, entropy_regularised: bool = False) ->
 
 
 def placement(architecture: Architecture) -> str:
-    """Return the layer codes, equal neighbours as one group, and the final norm's code unless the layers imply it."""
+    """Return the layer codes, one group for equal neighbours, and the final norm's letter where `parse` needs it."""
     words = ("".join(table[getattr(layer, kind)] for kind, table in LETTERS.items()) for layer in architecture.layers)
     words = (word[:USUAL] if word[USUAL:] == "oo" else word for word in words)
     groups = [f"{len(list(run))}x{letters}" for letters, run in groupby(words)]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from costmodel.errors import UserError
 from search_spaces.architecture import Layer
 from search_spaces.budget.feasible import FeasibleSpace
-from search_spaces.budget.priced_space import UNITS_PER, priced_layer
+from search_spaces.budget.priced_space import UNITS_PER
 from search_spaces.graph import Cost, Edge, edges_by_depth
 from search_spaces.notation import Member
 from search_spaces.space import member_of
@@ -35,8 +35,7 @@ class Edges(NamedTuple):
     """The choices of one depth, one entry each, ordered by `start`.
 
     start, stop: index of the boundary before and after a choice among the boundaries of its depth.
-    layer: index of the chosen layer in `Stages.layers`. form: index of the layer that is priced for the choice
-        (`priced_layer`), which several layers may share.
+    layer: index of the chosen layer in `Stages.layers`.
     cost: costs as in `FeasibleSpace.costs` (choices x measures); those of the first depth include the embedding, and
         those of the last depth the head.
     """
@@ -44,7 +43,6 @@ class Edges(NamedTuple):
     start: Index
     stop: Index
     layer: Index
-    form: Index
     cost: Ints
 
 
@@ -53,13 +51,11 @@ class Stages:
     """The choices of a space with a budget, made by `stages_of`.
 
     layers: the distinct layers of the space. steps: the choices of each depth.
-    num_last: number of boundaries after the last layer.
     """
 
     feasible: FeasibleSpace
     layers: tuple[Layer, ...]
     steps: tuple[Edges, ...] = field(repr=False)
-    num_last: int
 
     @property
     def limit(self) -> Cost:
@@ -79,22 +75,14 @@ class Stages:
 
 def stages_of(feasible: FeasibleSpace) -> Stages:
     """Return the choices of a feasible space for each depth, with their costs."""
-    levels, layers = edges_by_depth(feasible.space.graph), feasible.space.layers
-    cost_of = feasible.priced.cost_of
-    forms = {edge.choice: priced_layer(feasible.space, edge.choice, cost_of) for edges in levels for edge in edges}
-    form_numbers = {form: number for number, form in enumerate(dict.fromkeys(forms.values()))}
+    layers = feasible.space.layers
     layer_numbers = {layer: number for number, layer in enumerate(layers)}
 
     def row(edge: Edge) -> tuple[int, ...]:
-        what = layer_numbers[edge.choice.layer], form_numbers[forms[edge.choice]]
-        return (edge.start, edge.stop, *what, *edge.cost(feasible.costs))
+        return (edge.start, edge.stop, layer_numbers[edge.choice.layer], *edge.cost(feasible.costs))
 
-    return Stages(
-        feasible=feasible,
-        layers=layers,
-        steps=tuple(_edges(sorted(map(row, edges))) for edges in levels),
-        num_last=1 + max(edge.stop for edge in levels[-1]),
-    )
+    steps = (_edges(sorted(map(row, edges))) for edges in edges_by_depth(feasible.space.graph))
+    return Stages(feasible=feasible, layers=layers, steps=tuple(steps))
 
 
 def checked(stages: Stages, scores: Scores) -> Scores:
@@ -107,11 +95,11 @@ def checked(stages: Stages, scores: Scores) -> Scores:
 
 
 def least_to_go(stages: Stages) -> list[Ints]:
-    """Return the least cost from each boundary to the sink: an array of boundaries x measures per depth, from 0.
+    """Return the least cost from each boundary to the sink: per depth, from 0, an array of boundaries x measures.
 
     Each measure is minimised separately, so that a single path need not have all the least costs of a boundary.
     """
-    to_go = [np.zeros((stages.num_last, len(stages.limit)), dtype=np.int64)]
+    to_go = [np.zeros((1 + stages.steps[-1].stop.max(), len(stages.limit)), dtype=np.int64)]
     for edges in reversed(stages.steps):
         firsts = np.flatnonzero(np.diff(edges.start, prepend=-1))
         to_go.insert(0, np.minimum.reduceat(edges.cost + to_go[0][edges.stop], firsts, axis=0))
@@ -120,8 +108,8 @@ def least_to_go(stages: Stages) -> list[Ints]:
 
 def _edges(rows: list[tuple[int, ...]]) -> Edges:
     table: NDArray[Any] = np.array(rows, dtype=np.int64)
-    start, stop, layer, form = (table[:, column].astype(np.intp) for column in range(4))
-    return Edges(start=start, stop=stop, layer=layer, form=form, cost=table[:, 4:])
+    start, stop, layer = (table[:, column].astype(np.intp) for column in range(3))
+    return Edges(start=start, stop=stop, layer=layer, cost=table[:, 3:])
 
 
 Bools: TypeAlias = NDArray[np.bool_]
@@ -130,8 +118,8 @@ Bools: TypeAlias = NDArray[np.bool_]
 class Labels(NamedTuple):
     """Nondominated partial paths from the source to the boundaries of one depth (a level), one entry each.
 
-    at: index of the boundary where a path ends, among those of its depth. cost: labels x measures. score: sum over the
-        path's layers.
+    at: index of the boundary where a path ends, among those of its depth.
+    cost: labels x measures. score: sum over the path's layers.
     parent: index, in the previous level, of the same path without its last layer. layer: index of its last layer in
         `Stages.layers`. Both are -1 at the source.
     """
@@ -214,7 +202,7 @@ def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
 
 
 def nondominated_rows(cost: Ints, score: Floats) -> Bools:
-    """Return a mask of the rows that are nondominated in cost (rows x measures) and score, with one of equal rows."""
+    """Return a mask of the rows that no other dominates in cost (rows x measures) and score; of equal rows, one."""
     points = np.column_stack([cost.astype(np.float64), score])
     varied = points[:, np.ptp(points, axis=0) > 0] if len(points) > 1 else points[:, :0]
     if varied.shape[1] > 1:
@@ -246,18 +234,18 @@ class Optimum:
 
 
 def best(stages: Stages, scores: Scores) -> Optimum | None:
-    """Return the optimum of least score within the budget; None if no member is within the budget.
+    """Return the optimum of least score within the budget; None if no member is within it.
 
-    A UserError is raised for scores of another shape than `stages.shape`, or scores that are not finite.
+    Raises UserError as `checked`.
     """
     levels = levels_of_labels(stages, checked(stages, scores))
     return _optimum(stages, levels, int(np.argmin(levels[-1].score))) if len(levels[-1].score) else None
 
 
 def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
-    """Return the optima within the budget that are nondominated in score and in every bounded measure, cheapest first.
+    """Return the optima within the budget that none dominates in score and the bounded measures, cheapest first.
 
-    They are ordered by the first measure of `cost`, then by the next ones. A UserError is raised as by `best`.
+    They are ordered by the first measure of `cost`, then by the next ones. Raises UserError as `checked`.
     """
     levels = levels_of_labels(stages, checked(stages, scores))
     last = levels[-1]

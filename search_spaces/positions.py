@@ -1,4 +1,4 @@
-"""`Positions`: what a layer's attention knows of positions."""
+"""`Positions`: how a layer's attention uses positions."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from costmodel.ops.rotary import RotaryScaling
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Positions:
-    """How a layer's attention uses positions: the rotation of queries and keys, and the window.
+    """The rotation of a layer's queries and keys, and its window of attention.
 
-    rotates: whether queries and keys are rotated, in a block with rotary positions.
+    rotates: whether queries and keys are rotated, if the block has rotary positions.
     base: base of the rotary angles; None for the architecture's `rotary_base`.
     scaling: scaling of the rotary angles; None if they are not scaled.
     window: number of tokens that a query attends to, its own included; None for all. Sequences must not be longer

@@ -39,7 +39,7 @@ SHIPPED = ("gpt2-small", "gpt2-papers", "gpt2-forms", "smollm2-135m", "ladder", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """The choices of every layer, in the order of listing. Raises UserError for an empty field or a repeated choice."""
+    """The choices of every layer, listed in this order. Raises UserError for an empty field or a repeated choice."""
 
     norm1: tuple[Norm, ...]
     attention: tuple[Attention, ...]
@@ -56,9 +56,10 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Withheld:
-    """Layers, from 0, that must not have a form of attention, because scores would overflow fixed point there.
+    """Layers, counted from 0, that must not have attention `bounded`, and layers that must not have `power8`.
 
-    These two forms do not subtract a row's maximum. A UserError is raised if a layer is repeated.
+    Neither form subtracts a row's maximum, so that scores could overflow fixed point there. A UserError is raised if a
+    layer is repeated.
     """
 
     bounded: tuple[int, ...] = ()
@@ -78,7 +79,8 @@ class Withheld:
 class Definition:
     """A space before its graph is built; it has either `choices` or `members`.
 
-    base, dimensions: Name of a base model, and overrides of its dimensions; or `parent` (of a search), without these.
+    base: Name of a base model, or `parent` for the parent of a search.
+    dimensions: Overrides of the base model's dimensions; none with base `parent`.
     choices: The choices of each layer.
     members: The names (`parse`) of all architectures of the space, without `EReg(...)`.
     constraints: Rules that exclude some architectures.
@@ -86,10 +88,9 @@ class Definition:
     first_layers: Layers that every member begins with, whether or not they are among the choices.
     entropy_regularisation: Whether members train without (false) or with (true) entropy regularisation, or both.
 
-    Raises:
-        UserError: If not exactly one of `choices` and `members` is given, `constraints`, `withheld` or `first_layers`
-            come with `members`, `dimensions` with base `parent`, `members` or `entropy_regularisation` is empty, or one
-            of them or `constraints` has a repetition.
+    Raises UserError if not exactly one of `choices` and `members` is given, if `constraints`, `withheld` or
+    `first_layers` are given with `members`, or `dimensions` with base `parent`, if `members` or
+    `entropy_regularisation` is empty, or if an item of these two or of `constraints` is repeated.
     """
 
     name: str
@@ -164,7 +165,7 @@ class SearchSpace:
     """A space that is ready to be searched, made by `load_space` or `build_space`.
 
     base: A model from which members differ only in the choices of layers, the final norm and whether there is a logit
-        cap, as `member_of` sets them; its own choices do not matter.
+        cap (see `member_of`). Its own choices and final norm do not matter.
     graph: Layered graph whose paths from source to sink are the architectures (`search_spaces.graph`).
     completions: Number of paths from each vertex to the sink.
     """
@@ -180,7 +181,7 @@ class SearchSpace:
 
     @property
     def recipes(self) -> tuple[bool, ...]:
-        """Contains False if members may be trained without the entropy regulariser, and True if with it."""
+        """The values of `entropy_regularised` that members may have."""
         return self.definition.entropy_regularisation
 
     @property
@@ -198,9 +199,9 @@ def load_space(name_or_path: str) -> SearchSpace:
 def build_space(definition: Definition, base: Architecture | None = None) -> SearchSpace:
     """Build the space of a definition. base: model to use instead of the definition's base; None for that base.
 
-    A UserError is raised for an unknown base, impossible dimensions, a member that the base cannot be or whose name has
-    EReg, another block or a final norm that its layers do not imply, if the space is empty, if `withheld` names layers
-    that the base does not have, or if `first_layers` leave no layer to choose.
+    A UserError is raised if the base is unknown, its dimensions are impossible or it cannot have the layers of a listed
+    member; if the name of one has EReg, another block or a final norm that its layers do not imply; if `withheld` names
+    layers that the base does not have; if `first_layers` leave no layer to choose; or if the space is empty.
     """
     base = base or base_architecture(definition.base, definition.dimensions)
     if definition.choices is not None:
@@ -232,9 +233,9 @@ def build_space(definition: Definition, base: Architecture | None = None) -> Sea
 
 
 def without(space: SearchSpace, withheld: Withheld) -> SearchSpace:
-    """Return the space with its own `withheld` joined with this one; if it lists its members, it does not change.
+    """Return the space with `withheld` added to its own; a space that lists its members is returned unchanged.
 
-    A UserError is raised if this names layers that the base does not have, or leaves no architecture.
+    Otherwise, a UserError is raised if `withheld` names layers that the base does not have, or leaves no architecture.
     """
     definition = space.definition
     both = definition.withheld | withheld
@@ -244,9 +245,9 @@ def without(space: SearchSpace, withheld: Withheld) -> SearchSpace:
 
 
 def with_first_layers(space: SearchSpace, layers: Sequence[Layer]) -> SearchSpace:
-    """Return the space whose members all begin with these layers, in place of its own `first_layers`.
+    """Return the space with these `first_layers` in place of its own.
 
-    A UserError is raised if this leaves no layer to choose or no architecture, or if there are layers and the space
+    A UserError is raised if they leave no layer to choose or no architecture, or if any are given for a space that
     lists its members.
     """
     return build_space(replace(space.definition, first_layers=tuple(layers)), space.base)
@@ -278,7 +279,7 @@ def member_at(space: SearchSpace, index: int) -> Member:
 
 
 def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool | None = None) -> Member:
-    """Return the space's base with other layers, as a member; it need not be in the space.
+    """Return the space's base with other layers, as a member, whether or not it is in the space.
 
     The layers imply the final norm and the logit cap. entropy_regularised: None for the first of the space's `recipes`.
     A UserError is raised for layers that the base cannot have.

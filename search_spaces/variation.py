@@ -21,9 +21,9 @@ def mutate(space: SearchSpace, member: Member, rng: np.random.Generator) -> Memb
 
     If the remaining layers allow no other choice for the redrawn ones, the layers on both sides are redrawn too, until
     there is another choice. This keeps many layers even in a space that lists its members. If the space has both
-    recipes, with and without entropy regularisation, one mutation in `num_layers + 1` switches only the recipe, and
-    every one does in a space of one architecture. If the space has a single member, that member is returned. A
-    UserError is raised if `member` is not in the space.
+    recipes, with and without entropy regularisation, one mutation in `num_layers + 1` on average switches only the
+    recipe; in a space of one architecture, every mutation does. If the space has a single member, that member is
+    returned. A UserError is raised if `member` is not in the space.
     """
     _check_member(space, member)
     if num_members(space) == 1:
@@ -38,9 +38,9 @@ def mutate(space: SearchSpace, member: Member, rng: np.random.Generator) -> Memb
 def crossover(space: SearchSpace, first: Member, second: Member, rng: np.random.Generator) -> Member:
     """Return `first` with some consecutive layers replaced by the layers of `second` at the same depths.
 
-    They are drawn uniformly from all distinct results that are in the space and differ from both parents; without such
-    a result, the layers are those of a random parent. The recipe is that of a random parent, too. A UserError is raised
-    if a parent is not in the space.
+    The result is drawn uniformly from all such placements that are in the space and differ from both parents; if there
+    is none, it has the layers of a random parent. The recipe is that of a random parent, too. A UserError is raised if
+    a parent is not in the space.
     """
     _check_member(space, first)
     _check_member(space, second)

@@ -1,1 +1,1 @@
-"""Measure the numbers in testbeds, and fit them."""
+"""Measures ops under an engine, and fits testbeds to the measurements."""

@@ -2,12 +2,13 @@
 
 The fastest repeat of each op counts. Where a dealer works ahead, the median counts, since during the last repeats the
 dealer has nothing left to do, and the parties have the cores for themselves. Under cheetah some runs also make batches
-of oblivious transfers (OTs) for later ops; the repeats with the fewest batches count. The seconds of a batch are
-estimated from the other repeats, and charged to ops by the number of OTs that each op uses.
+of oblivious transfers (OTs) for later ops; with one thread, only the repeats with the fewest batches count, and the
+seconds of a batch are estimated from the others and charged to ops by the number of OTs that each op uses.
 
 In the testbed of one model, each distinct op is measured at its full size, so that no cost is extrapolated: several
-times in a separate engine session, after a warm-up. A model's first op is measured in a session per run, since a model
-runs it before memory of its size is in use. The memory of an engine's processes is fitted on runs of whole models.
+times in a separate engine session, after a warm-up. A model's first op usually has a session for each run (see
+`model_plan`), since a model runs it before memory of its size is in use. The memory of an engine's processes is fitted
+on runs of whole models.
 """
 
 import math
@@ -59,8 +60,8 @@ BATCH_PROBE, PROBE_REPEATS = ops.Relu(rows=128, features=256), 8
 def fit_testbed(protocol: str, setting: EngineSetting, timings: Sequence[Timing]) -> ComputeTestbed:
     """Return the testbed with fitted seconds of every kind in `microbenchmark.plan`, from the timings of that plan.
 
-    Matrix products with the same holder of weights are fitted together. Their fit also gives the seconds of the product
-    in a token embedding that first looks tokens up. Errors are those of `paired`.
+    Matrix products whose weights have the same holder are fitted together. Their fit also gives the seconds of the
+    product in a token embedding that first looks tokens up. Errors are those of `paired`.
     """
     pairs = paired(plan(protocol), timings)
     batch_s = batch_seconds(pairs, setting) if counts_batches(protocol, setting) else 0.0
@@ -107,13 +108,13 @@ def _testbed(
 
 
 def paired(plan: Sequence[Series], timings: Sequence[Timing]) -> list[tuple[Series, Timing]]:
-    """Return each series with its timing, found by name.
+    """Return each series with the timing of its name.
 
-    A UserError is raised if a series has no timing, or a timing with more or fewer seconds than the series has runs.
+    A UserError is raised if a series has no timing, or its timing has more or fewer seconds than the series has runs.
     """
     by_name = {timing.kind: timing for timing in timings}
     for series in plan:
-        runs = sum(series.repeats[: len(series.sizes)])
+        runs = sum(series.repeats)
         if series.name not in by_name or len(by_name[series.name].seconds) != runs:
             raise UserError(
                 f"kind {series.name} must have {runs} timings, one for each run of the plan; measure it again."
@@ -122,12 +123,12 @@ def paired(plan: Sequence[Series], timings: Sequence[Timing]) -> list[tuple[Seri
 
 
 def counts_batches(protocol: str, setting: EngineSetting) -> bool:
-    """Return whether runs make OT batches that the formulas count: under cheetah, with a single thread per party."""
+    """Return whether runs make OT batches that the formulas count: only under cheetah with one thread per party."""
     return protocol == "cheetah" and setting.threads == 1
 
 
 def typical_seconds(protocol: str, repeats: Sequence[float]) -> float:
-    """Return the least seconds of an op's repeats, or the median under a protocol whose dealer works ahead."""
+    """Return the least of the seconds of an op's repeats or, under a protocol whose dealer works ahead, the median."""
     return median(repeats) if ENGINE_PROTOCOLS[protocol].deals_ahead else min(repeats)
 
 
@@ -153,8 +154,8 @@ def own_and_setup_s(
 def batch_seconds(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting) -> float:
     """Return the seconds of a batch of OTs, or 0 if no run made more batches than another run of the same op.
 
-    This is the median of seconds per extra batch, over runs with more batches than the fewest of the op. Extra batches
-    and seconds are counted from the op's fastest run with the fewest batches.
+    Each run with more batches than the fewest of its op has a number of seconds per extra batch, both counted from the
+    op's fastest run with the fewest batches. The result is the median of these numbers, at least 0.
     """
     longer: list[float] = []
     for series, timing in pairs:
@@ -198,10 +199,10 @@ def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Ma
 
 
 def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting) -> tuple[Series, ...]:
-    """Return a series for each distinct op of the warm-up and the graphs and, if `counts_batches`, for `BATCH_PROBE`.
+    """Return a series for each distinct op of the warm-up and the graphs, and for `BATCH_PROBE` if `counts_batches`.
 
-    The series of a graph's first op is `cold`, because a model runs this op at the start of a session. It is not if the
-    graph repeats the op, or if `counts_batches`.
+    The series of a graph's first op is `cold`, because a model runs this op at the start of a session; but it is not if
+    the graph repeats the op, or if `counts_batches`.
     """
     repeats = MORE_REPEATS[ENGINE_PROTOCOLS[protocol].is_slow]
     probe = {BATCH_PROBE: PROBE_REPEATS} if counts_batches(protocol, setting) else {}
@@ -214,7 +215,7 @@ def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting)
 
 
 def measured_model(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting, timings: Path) -> ComputeTestbed:
-    """Measure the graphs' ops, save their `timings`, and return their testbed; errors are those of `timed_run`."""
+    """Measure the graphs' ops by `timed_run`, which keeps them in the file `timings`, and return their testbed."""
     plan = model_plan(graphs, protocol, setting)
     measured = timed_run(plan, protocol, setting, timings, lambda series: expected_seconds(series, protocol))
     return fit_model(plan, protocol, setting, measured)
@@ -257,7 +258,7 @@ def expected_seconds(series: Series, protocol: str) -> float:
 
 
 def measured_memory(graphs: Sequence[OpGraph], protocol: str, report: Callable[[str], None]) -> MemoryTestbed:
-    """Run every graph once, call `report` with a line of text on each, and return the fit of processes' peak memory.
+    """Run every graph once, call `report` with a line on each, and return the fit of the processes' peak memory.
 
     A UserError is raised if the engine is not installed; a StoppedError if the engine fails or the system does not tell
     peak memory.

@@ -1,4 +1,4 @@
-"""Measure the ops of every kind, each in several sizes, under an engine on this machine, for a testbed.
+"""Measure every kind of op in several sizes under an engine on this machine, for a testbed.
 
 Every op is repeated, since other work of the machine can only lengthen a run. A session starts with a warm-up, which
 makes keys, first oblivious transfers and first triples. A file of timings lets an interrupted run resume.
@@ -60,9 +60,9 @@ LOOKUPS = TABLES[:5]  # a lookup compares every token with every entry
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """An op, or one kind of op in several sizes, with the number of runs of each.
+    """An op, or one kind of op in several sizes, with the number of runs of each size (`repeats`).
 
-    weights: who holds the ops' weights, all parties (`secret`) or the `server`. repeats: number of runs of each size.
+    weights: who holds the ops' weights: all parties, as shares (`secret`), or the `server`.
     cold: whether each run has a separate session, in which large memory is used for the first time.
     """
 
@@ -82,14 +82,13 @@ class Series:
 
     @property
     def sessions(self) -> list[list[Op]]:
-        """The ops that the engine runs in each session, in order: the warm-up, then every run of the series."""
-        runs = [op for op, repeats in zip(self.sizes, self.repeats, strict=False) for _ in range(repeats)]
+        """The ops of each session, in order: the warm-up, then all runs of the series or, if `cold`, one of them."""
+        runs = [op for op, repeats in zip(self.sizes, self.repeats, strict=True) for _ in range(repeats)]
         return [[*WARM_UP, op] for op in runs] if self.cold else [[*WARM_UP, *runs]]
 
     def by_size(self, values: Sequence[T]) -> list[Sequence[T]]:
         """Return `values`, one for each run after the warm-up, split into one sequence per size."""
-        ends = list(accumulate(self.repeats[: len(self.sizes)], initial=0))
-        return [values[start:end] for start, end in pairwise(ends)]
+        return [values[start:end] for start, end in pairwise(accumulate(self.repeats, initial=0))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,13 +160,13 @@ def measure(
 ) -> Iterator[Timing]:
     """Yield the timing of every series, in order; a series is run unless `known` has its timing with as many runs.
 
-    run: function that runs a session's ops. A UserError is raised if the engine is not installed, a StoppedError if the
-    engine fails.
+    run: function that measures the ops of a session. A UserError is raised if the engine is not installed, a
+    StoppedError if the engine fails.
     """
     timed = {(timing.kind, len(timing.seconds)): timing for timing in known}
     start = len(WARM_UP)
     for some in series:
-        if (timing := timed.get((some.name, sum(some.repeats[: len(some.sizes)])))) is None:
+        if (timing := timed.get((some.name, sum(some.repeats)))) is None:
             held = replace(setting, weights=some.weights)
             costs = [run(session, protocol=protocol, setting=held) for session in some.sessions]
             timing = Timing(
@@ -179,7 +178,7 @@ def measure(
 
 
 def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:
-    """Return one timing per series from several passes of a plan: the least seconds of each run and of the warm-up."""
+    """Return one timing per series of a plan: the least seconds over `passes`, of each run and of the warm-up."""
     return [
         Timing(
             kind=timings[0].kind,

@@ -49,9 +49,10 @@ def calibrate(
 ) -> None:
     """Fit a testbed on measurements of the engine on this machine, and write it.
 
-    All kinds of op are measured twice, minutes apart, and the faster runs count. With --for, every op of one model is
-    measured at its full size instead, and the testbed can price only these ops. If a calibration is interrupted, the
-    same command resumes it from the timings, which are in files beside the output.
+    All kinds of op are measured twice, minutes apart, and the faster runs count; under ckks, only primitives are
+    measured. With --for, every op of one model is measured at its full size instead, and the testbed can price only
+    these ops. If a calibration is interrupted, the same command resumes it from the timings, which are in files beside
+    the output; under ckks and with --memory it starts again.
 
     Args:
         protocol: protocol whose testbed is fitted.

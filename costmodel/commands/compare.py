@@ -38,7 +38,7 @@ def compare(
     format: Literal["table", "json", "csv"] = "table",
     **options: Any,
 ) -> None:
-    """Run an architecture under the MPC engine, and print predicted and measured costs and the error of the logits.
+    """Run an architecture under a protocol's engine; print predicted and measured costs and the error of the logits.
 
     Tokens are drawn with seed 0, and so are weights unless a file is given. The engine must be installed:
     SecretFlow-SPU, CrypTen for protocol crypten, or DESILO's library for ckks. The engine runs on this machine; if you
@@ -49,7 +49,7 @@ def compare(
         protocol: semi2k, aby3, cheetah, crypten, or ckks, which compares counts, logits and seconds of a small model.
         weights_file: a .safetensors file of weights named <node>.<suffix>, as `nas.export --format mpc` writes it.
         delays: three or more one-way delays at which rounds are measured, such as 10ms,20ms,40ms; takes two runs per
-            delay, and two more. Not for crypten, which counts its rounds itself.
+            delay, and two more. Not for crypten, which counts its rounds itself, and ckks.
         format: tables, one JSON document, or CSV with a line per op; in SI units.
     """
     given = PriceOptions(context=None, protocol=protocol, threads=None, new_tokens=None, **options)

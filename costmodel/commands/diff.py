@@ -24,7 +24,7 @@ def diff(
     format: Literal["table", "json", "csv"] = "table",
     **options: Any,
 ) -> None:
-    """Show what makes model B cheaper than model A, op by op.
+    """Show how the cost of model B differs from that of model A, op by op.
 
     To compare two protocols, give the same architecture twice and --versus.
 
@@ -33,7 +33,7 @@ def diff(
         b: the architecture to compare with.
         protocol: published, semi2k, aby3, cheetah, sigma, crypten, ckks, or module:Class of your own.
         versus: protocol of B, if it differs from A's.
-        format: tables, one JSON document, or CSV with a line per op; in SI units.
+        format: tables, one JSON document, or CSV with a line per op that differs; in SI units.
     """
     first, second = (
         price(model, protocol=under, testbed=None, weight_masks=None, threads=None, ring_bits=None,
@@ -58,7 +58,7 @@ def diff(
 
 
 def changes(before: Estimate, after: Estimate) -> list[dict[str, Any]]:
-    """Return a record of every distinct op whose count or cost differs, in SI units, largest saving of time first.
+    """Return a record of every distinct op whose count, latency or bytes differ, in SI units, largest saving first.
 
     `latency_s` and `sent_bytes` are after - before, over all uses of the op; records sum to the changes of the totals.
     """

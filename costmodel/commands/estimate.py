@@ -19,14 +19,15 @@ def estimate(
 ) -> None:
     """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
 
-    The costs are those of the unfolded model; the folded model and its cost are shown beside them.
+    The costs are those of the unfolded model. The folded model and its cost are shown beside them, if they are known.
 
     Args:
         arch: a checkpoint (a folder of save_pretrained, its config.json, a .gguf file, or OWNER/NAME of the Hugging
             Face hub), whose weights are not read; an existing .yaml file; the folder of an export; module:factory (an
             Architecture, or a torch module of token ids, which is traced); or a name such as SM+ScFuFFN_i6 or
             6xLSLGo-6xoSoFs.
-        budget_keys: size of a dealer's keys that a party can store, such as 8GB; a model that needs more is refused.
+        budget_keys: size of keys that a party can store, such as 8GB, under a protocol whose dealer makes keys, such as
+            sigma; a model that needs more is refused.
         egress_price: price of each GB (1e9 bytes) that leaves a party, such as 0.09; not counted by default.
         format: tables, one JSON document, or CSV with a line per op or new token; in SI units.
     """

@@ -62,8 +62,8 @@ class PrintedRow(NamedTuple):
 def validate() -> int:
     """Print every row of the papers beside the prediction of `published`, and the greatest errors with their bounds.
 
-    A figure passes if it is equal to the last printed digit or its error is within the bound; if one fails, the exit
-    code is 1. Held-out rows were never fitted, and have no bounds.
+    A figure passes if it is equal to the last printed digit, its error is within the bound, or it has no bound, as in
+    held-out rows, which were never fitted. If one fails, the exit code is 1.
     """
     rows = compared_with_papers()
     testbed = load_file(published.Testbed, published.TESTBED)
@@ -99,9 +99,9 @@ def compared_with_papers() -> list[PrintedRow]:
 def paper_flops(graph: OpGraph) -> tuple[int, int]:
     """Return the FLOPs of FFNs and of attention in the papers' convention; a multiplication and its addition are 2.
 
-    Embedding and projection are not counted. The two T x T products of attention count by 3/4; in He and Hofmann's
-    block by 2/4, where the value projection of the first layer is not counted. Source: derived from every printed digit
-    of arXiv 2410.13060 table 3.
+    Embedding and vocabulary projection are not counted. The two T x T products of attention count by 3/4. In He and
+    Hofmann's block they count by 2/4, and the first layer's value projection is not counted. Source: derived
+    from every printed digit of arXiv 2410.13060 table 3.
     """
     is_shaped = any(isinstance(node.op, ops.ShapedAttention) for node in graph)
     ffn = attention = 0

@@ -1,4 +1,4 @@
-"""Reports a bug in one line on stderr; traceback, command and versions go to a file in the run's or cache folder."""
+"""Reports bugs: one line for the user; traceback, command and versions go to a file in a run's or the cache folder."""
 
 import errno
 import os
@@ -26,11 +26,11 @@ LEAST_SECRET = 4  # fewest characters of a prompt that is also replaced in the t
 
 
 class BugError(RuntimeError):
-    """A bug that is already reported. The text is the line for the user, `__cause__` the original exception."""
+    """A bug whose report is written already. The text is the line for the user, `__cause__` the original exception."""
 
 
 def default_cache_dir() -> Path:
-    """Return our folder in XDG_CACHE_HOME or ~/.cache; raise UserError if that variable is unset and no home exists."""
+    """Return this package's folder in XDG_CACHE_HOME or, if unset, in ~/.cache; raise UserError if there is no home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / PACKAGE
     except RuntimeError:  # a user without a passwd entry
@@ -51,7 +51,7 @@ def require_writable_cache() -> None:
 
 @contextmanager
 def bugs_reported(folder: Path, remedy: str = "") -> Iterator[None]:
-    """Within this context, write unexpected exceptions to a file in `folder`, and raise a BugError with `remedy`."""
+    """Within this context, report unexpected exceptions to a file in `folder`, and raise a BugError with `remedy`."""
     try:
         yield
     except (*EXPECTED, BugError):
@@ -62,7 +62,7 @@ def bugs_reported(folder: Path, remedy: str = "") -> Iterator[None]:
 
 
 def report_bug(error: BaseException) -> str:
-    """Write an unexpected exception to a file in the cache, or if that fails to stderr; return a line for the user."""
+    """Report an unexpected exception to a file in the cache, or if that fails to stderr; return a line for the user."""
     kept = UNWRITTEN
     with suppress(UserError):  # there is no home
         name = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%fZ}-{os.getpid()}.txt"
@@ -104,7 +104,7 @@ def _report(error: BaseException | str) -> str:
 
 
 def traceback_kept(error: BaseException | str, folder: Path, name: str = TRACEBACK_FILE) -> str:
-    """Append a report on `error` (or a traceback as text) to a file; return in words where it is, or UNWRITTEN."""
+    """Append a report on an exception, or a traceback as text, to a file; return in words where it is, or UNWRITTEN."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -1,4 +1,4 @@
-"""Makes functions into commands that report an error in one line on stderr, with an exit code for its kind.
+"""Turns functions into commands that report an error in one line on stderr and exit with a code for its kind.
 
 Exit codes: 0 success; 1 the command started and failed, or has a bug; 2 usage or bad input, found before anything is
 written where that is possible; 3 nothing fits the budget; 130 interrupted. Flags and their help come from a function's
@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeAlias, cast
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, auto_cli
 
 from costmodel.config.bugs import BugError, report_bug
-from costmodel.config.console import visible_stream
+from costmodel.config.console import VisibleStream
 from costmodel.config.files import load_mapping
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 
@@ -86,7 +86,7 @@ class _Debug(Action):
 
 
 class Parser(ArgumentParser):
-    """A parser that takes flags with hyphens, reads only strict YAML, and raises its errors as one line.
+    """A parser of flags with hyphens, which reads only strict YAML from files, and raises errors instead of exiting.
 
     Flags must be written in full, because an abbreviation may mean another flag in a later version.
     """
@@ -107,9 +107,9 @@ class Parser(ArgumentParser):
     ) -> Any:
         """Parse command-line arguments (default: those of the process) and return their values by name.
 
-        A UserError is raised for text that is not UTF-8 or has null characters, a `--config` file that cannot be
-        read, is not strict YAML or has a reserved key, or a null where none is allowed; an ArgumentError for other
-        faults. The process exits on --help and --print_config.
+        A UserError is raised for text that is not UTF-8 or has null characters, for null in a flag with a default, or
+        for a `--config` file that cannot be read, is not strict YAML, has a reserved key, or names a subcommand without
+        a mapping; an ArgumentError for other faults. The process exits on --help and --print_config.
         """
         arguments = _with_underscores(sys.argv[1:] if args is None else args)
         for argument in arguments:
@@ -147,7 +147,7 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
 
     commands: a function, or subcommand -> function. prog: the program's name in the help. A command raises UserError
     for bad input (InfeasibleError if nothing is within the budget), and StoppedError, OSError or MemoryError if it
-    cannot go on; any other exception is a bug.
+    cannot go on; any other exception is a bug. After an exception, the code is that of its kind.
     """
     arguments, components = list(sys.argv[1:] if args is None else args), cast(Any, commands)
     if isinstance(commands, dict) and arguments and arguments[0] in commands:
@@ -165,7 +165,8 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before this process began
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    with redirect_stdout(visible_stream(sys.stdout)), redirect_stderr(visible_stream(sys.stderr)):
+    stdout, stderr = (cast(Any, VisibleStream(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(stdout), redirect_stderr(stderr):
         return _guarded(action, debug)
 
 
@@ -201,7 +202,7 @@ def _show_warning(message: Warning | str, *where: Any, **rest: Any) -> None:
 
 
 def given(parser: Parser, args: Sequence[str]) -> Namespace:
-    """Return the values that arguments and `--config` files set, without defaults; exit on --help, --print_config."""
+    """Return the values that arguments and `--config` files set, without defaults; errors are as in `parse_args`."""
     arguments = _with_underscores(args)
     parser.parse_args(arguments)
     stated: Namespace = parser.parse_args(arguments, defaults=False)
@@ -209,9 +210,9 @@ def given(parser: Parser, args: Sequence[str]) -> Namespace:
 
 
 def flags_of(settings: Any, within: str = "") -> list[str]:
-    """Return `--flag`, value, ... for the fields of a dataclass that are neither None nor the default.
+    """Return `--flag`, value, ... for each field of a dataclass whose value is neither None nor the default.
 
-    Fields of nested dataclasses are included. within: the prefix of all names, such as `recipe.`.
+    Fields of nested dataclasses are included. within: prefix of all names, such as `recipe.`.
     """
     flags: list[str] = []
     for field in fields(settings):

@@ -1,7 +1,7 @@
 """The console of all commands: control characters in a text are shown as escapes, not sent to the terminal."""
 
 import re
-from typing import IO, Any, TextIO, cast
+from typing import IO, Any, TextIO
 
 import rich.console
 from rich.text import Text
@@ -16,7 +16,7 @@ def visible(text: str) -> str:
 
 
 class VisibleStream:
-    """A text stream that writes to `stream`, with control characters escaped (`visible`)."""
+    """A text stream that writes to `stream`, with control characters escaped as by `visible`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -27,11 +27,6 @@ class VisibleStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-
-def visible_stream(stream: TextIO) -> TextIO:
-    """Return a stream that writes text to `stream` with its control characters escaped."""
-    return cast(TextIO, VisibleStream(stream))
 
 
 class Console(rich.console.Console):

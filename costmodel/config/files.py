@@ -1,7 +1,7 @@
-"""Reads the files that users name, as strict YAML or JSON, and decodes their plain data to frozen dataclasses.
+"""Reads the files that users name, as strict YAML or JSON, and decodes their plain data to dataclasses.
 
-A file cannot block the program or fill its memory: it must be regular and of bounded size, and nest lists and mappings
-at most MOST_LEVELS deep. YAML must have string keys, none twice, and no anchors, aliases or merge keys.
+A file must be regular, of bounded size, and nest lists and mappings at most MOST_LEVELS deep. YAML must have string
+keys, none twice, and no anchors, aliases or merge keys.
 """
 
 import json
@@ -75,7 +75,7 @@ def read_text(path: Path, most: int) -> str:
 def read_json(path: Path, rule: str = "must be JSON") -> Any:
     """Return the plain data of a JSON file; a UserError that names the path is raised if that fails.
 
-    The error states `rule` if the text is not JSON or is nested too deep, and not if the file cannot be read.
+    rule: what the error says of the file if its text is not JSON or is nested too deep.
     """
     return plain_json(read_text(path, MOST_JSON), f"{path} {rule}")
 
@@ -116,8 +116,8 @@ _RULES = {  # pydantic's name of an error -> our text
 def decode(kind: type[T], data: object, where: str) -> T:
     """Return an instance of the dataclass `kind` made from a mapping; `where` names the data in errors.
 
-    A UserError is raised if `schema_version` differs from the field's default (checked first), a key is unknown or
-    missing, a value has the wrong type, or `kind` itself refuses it.
+    A UserError is raised if a key is unknown or missing, a value has the wrong type, or `kind` itself refuses it. If
+    `kind` has a field `schema_version`, its default is checked first, and is the only value that is allowed.
     """
     version = next((field.default for field in fields(kind) if field.name == "schema_version"), None)  # type: ignore[arg-type]
     if version is not None and isinstance(data, Mapping) and (stated := data.get("schema_version")) != version:
@@ -140,10 +140,7 @@ def decode(kind: type[T], data: object, where: str) -> T:
 
 
 def load_file(kind: type[T], path: Path) -> T:
-    """Return an instance of the dataclass `kind` from a YAML file.
-
-    A UserError that names the path is raised if the file cannot be read, or as by `load_mapping` and `decode`.
-    """
+    """Return an instance of the dataclass `kind` from a YAML file; errors are those of `load_mapping` and `decode`."""
     return decode(kind, load_mapping(path), str(path))
 
 

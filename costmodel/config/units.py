@@ -1,4 +1,4 @@
-"""Parses text with units (`5min`, `8GB`, `1Gbps`) into numbers of SI base units, and formats such numbers."""
+"""Parses text with units (`5min`, `8GB`, `1Gbps`) into seconds, bytes and bits per second, and formats numbers."""
 
 import math
 import re

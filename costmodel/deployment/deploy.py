@@ -26,7 +26,7 @@ class Deployment:
         phase: the whole prompt (prefill), or one token after seq_len - 1 tokens with cached keys and values (decode).
         rows: all tokens through every layer, or only the rows that the logits of the last token need; in the last
             attention layer the other tokens then only contribute keys and values.
-        query_block: queries per block of attention, which reads the keys up to the block's end (default: all).
+        query_block: queries per block of causal attention, which reads the keys up to the block's end (default: all).
         batch: sequences at once, of seq_len tokens each; semi2k and crypten open weights once for all of them.
         vocab_blocks: number of blocks of the vocabulary projection, such as 2, so that the engine need not cut it into
             tiles.

@@ -34,7 +34,7 @@ def public_layers(text: str) -> frozenset[LayerId]:
 
 
 def with_public_layers(graph: OpGraph, layers: frozenset[LayerId]) -> OpGraph:
-    """Return the graph with all weights of `layers` public; a UserError is raised for one that the model lacks."""
+    """Return the graph with all weights of `layers` public; a UserError is raised for a layer that the model lacks."""
     last = _last_layer(graph)
     if missing := layers - {node.layer for node in graph} - {*range(last)}:  # a layer in between may have no ops left
         raise UserError(
@@ -61,8 +61,8 @@ class Halves(NamedTuple):
 def halves(graph: OpGraph, num_layers: int) -> Halves:
     """Return the two parts of a graph, cut after its embedding and its first `num_layers` layers.
 
-    A UserError is raised if `num_layers` is negative or the graph has fewer, or if `private` would read several outputs
-    of `client`.
+    A UserError is raised if `num_layers` is negative or the graph has fewer layers, or if `private` would read several
+    outputs of `client`.
     """
     most = 1 + _last_layer(graph)
     if not 0 <= num_layers <= most:

@@ -2,8 +2,8 @@
 
 Without blocks, an engine computes the whole square of scores, of which a causal mask uses half; a block of queries only
 needs the keys up to the block's end. If the factors of a product exceed `op_programs.TILE_BYTES`, the engine cuts the
-product into tiles, and opens a part of a factor again for every tile that needs the part; the vocabulary's entries are
-opened once in blocks that need no tiles.
+product into tiles, and opens a part of a factor again for every tile that needs the part; in blocks that need no tiles,
+the vocabulary's entries are opened once.
 
 For the last token alone, ops are followed back from the logits: a row-wise op needs the last row of its inputs;
 attention needs the last row of queries, but all keys and values. In phase decode the keys and values of earlier tokens
@@ -41,7 +41,7 @@ class Attention(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Number of features of one token's values, which is also that of its queries, and of its keys."""
+        """Number of features of one token's queries; its keys and its values have as many."""
         assert isinstance(self.mix.op, ops.AttentionMix)
         return self.mix.op.heads * self.mix.op.head_dim
 
@@ -74,7 +74,7 @@ def inside(graph: OpGraph) -> dict[str, Attention]:
 
 
 def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
-    """Return `op`, one of an attention's ops, for the first `keys` tokens, of which the last `queries` are queries.
+    """Return an op of an attention, cut to the first `keys` tokens as keys, and the last `queries` of these as queries.
 
     An element-wise op on scores, such as a cap, takes scores as heads x queries rows of `keys` features.
     """
@@ -209,7 +209,10 @@ def for_last_row(graph: OpGraph, *, through_layers: bool) -> OpGraph:
 
 
 def _prompt_len(graph: OpGraph) -> int:
-    return next(node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding))
+    tokens = next((node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding)), None)
+    if tokens is None:
+        raise UserError("the logits of the last token need a graph with a token embedding, but this one has none.")
+    return tokens
 
 
 def _last_row(graph: OpGraph, num_rows: int, whole: set[str], *, is_cached: bool) -> OpGraph:

@@ -1,8 +1,8 @@
-"""Channels between two parties, over stream sockets, beside the link that SecretFlow-SPU opens itself.
+"""Channels between two parties, or a party and its parent process, beside the link that SecretFlow-SPU opens itself.
 
 A message, here a *frame*, is a JSON header with blobs of bytes. Channels carry programs, shares and results; under
-CrypTen, also the numbers that ops open and the masks that the dealer sends. If a channel closes before the peer has
-sent its farewell, the peer is gone, which SecretFlow-SPU itself would notice only minutes later.
+CrypTen, also the numbers that ops open and the masks that the dealer sends. If a channel between parties closes before
+the peer has sent its farewell, the peer is gone, which SecretFlow-SPU itself would notice only minutes later.
 """
 
 import json
@@ -48,7 +48,7 @@ def hear_callers(
 
     hear: called with a connection and the queue of connections whose callers have not yet said who they are; it must
         remove its own connection from the queue.
-    most: largest length of the queue; if it gets longer, the connection that has waited longest is shut down.
+    most: largest length of the queue; if it gets longer, its oldest connection is removed and shut down.
     """
     waiting = deque[socket.socket]()
     while is_open():
@@ -72,7 +72,7 @@ class Frame(NamedTuple):
 
 
 class GoneError(ConnectionError):
-    """The peer has left, or a frame was not received or delivered in time; the text gives the cause."""
+    """The peer has left, or a frame could not be sent or did not come in time; the text gives the cause."""
 
 
 class BrokenError(GoneError):
@@ -80,7 +80,7 @@ class BrokenError(GoneError):
 
 
 class RefusedError(GoneError):
-    """The peer does not accept this party's TLS certificate."""
+    """The peer sent a TLS alert, as when it does not accept this party's certificate."""
 
 
 class Sealed:
@@ -106,8 +106,7 @@ class Sealed:
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int:
         """Receive the bytes that have come, and return their number: 0 if the peer has ended the connection.
 
-        Raise BlockingIOError if none have come, RefusedError if the peer sends a TLS alert (as when it does not accept
-        this party's certificate), and GoneError for other errors of TLS.
+        Raise BlockingIOError if none have come, RefusedError for a TLS alert, and GoneError for other errors of TLS.
         """
         try:
             with self._lock:
@@ -248,9 +247,9 @@ class Channel:
 class Peers:
     """One party's channels to all others, by rank; a thread for each channel reads frames as they come.
 
-    If a peer leaves without a farewell, is silent for `idle_s` seconds, or sends something that is not a frame, the
-    thread of its channel calls `on_gone` at once, with the peer's rank and the exception. So no party waits for a peer
-    that is gone. Other threads tell every peer that this party is alive, as long as `is_awake()` is true.
+    If a peer leaves without a farewell, is silent for `idle_s` seconds, or sends a frame that is invalid or too large,
+    the thread of its channel calls `on_gone` at once, with the peer's rank and the exception. So no party waits for a
+    peer that is gone. Other threads tell every peer that this party is alive, as long as `is_awake()` is true.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Start, reuse, command and end child processes that run the engine, one per party.
 
 Secrets reach a child through a socket, its standard input. On disk a child has two files without a name (its output,
-and the name of the op that runs) and a folder for sockets and masks; the parent deletes this folder, or, if the parent
-was killed, the child does.
+and the name of the op that runs) and a folder for sockets and masks. The parent deletes this folder; so does a child
+that ends itself, as it does if the parent was killed.
 """
 
 import os
@@ -72,10 +72,10 @@ class Progress:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Child:
-    """A child process. `channel` leads to it, closing `ending` ends it, and `is_free` is whether it waits for a job.
+    """A child process. Closing `ending` ends it; `is_free` says whether it waits for a job.
 
     folder: the child's own folder. output: descriptor of the file with its output. progress: the op that it runs.
-    commands: queue of the frames that are still to be sent to it.
+    commands: queue of the frames that are still to be sent to it through `channel`.
     """
 
     process: subprocess.Popen[bytes]
@@ -107,7 +107,7 @@ class Child:
         self.tell("begin", assignment, weights)
 
     def tell(self, kind: str, *contents: object, **header: Any) -> None:
-        """Queue a command with pickled contents. Never wait or fail, even if the child is stopped or has ended."""
+        """Queue a command with pickled contents, and return at once, even if the child is stopped or has ended."""
         self.commands.put(({"kind": kind, **header}, list(map(pickle.dumps, contents))))
 
 
@@ -201,7 +201,7 @@ def _send(commands: Told, channel: Channel) -> None:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return a child's environment: this process's, with a limit of threads, settings of `malloc`, and import path."""
+    """Return a child's environment: this process's, with its import path, a limit of threads and settings of malloc."""
     return os.environ | {
         THREAD_LIMIT: str(threads),
         TUNABLES: ":".join(filter(None, (*KEPT_MEMORY, os.environ.get(TUNABLES)))),
@@ -231,7 +231,7 @@ def end(folder: Path, status: int) -> NoReturn:
 
 
 def parent_is_awake() -> bool:
-    """Return whether the parent is running, not stopped as by Ctrl-Z; true if the system does not tell."""
+    """Return whether the parent process is not stopped, as by Ctrl-Z; true if the system does not tell."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[0] not in "Tt"
     return True

@@ -1,12 +1,12 @@
 """Run a model under CKKS with a library, on one CPU thread, and measure the library's primitives for a testbed.
 
-The library is by DESILO Inc. (https://desilo.ai); wheels of other libraries do not import under Python 3.11. Its ring
-with bootstraps has N = 2^16, 128 bits of security and keys of 5 GB. Its smaller rings have no bootstraps: instead, the
-holder of the secret key decrypts and encrypts again, which is for tests of counts and results.
+The library is by DESILO Inc. (https://desilo.ai). Its ring with bootstraps has N = 2^16, 128 bits of security and keys
+of 5 GB. Its smaller rings have no bootstraps: instead, the holder of the secret key decrypts and encrypts again, which
+is for tests of counts and results.
 
 A run in plaintext gives the ranges of scores and of their sums over a row, by which the server scales its plaintexts.
 Primitives are counted, and timed in seconds of the CPU, so that other programs hardly disturb them. Each primitive is
-also measured by itself, before and after a run; the smaller time predicts the run.
+also measured by itself, before and (except for bootstraps) after a run; the smaller time predicts the run.
 """
 
 import importlib
@@ -52,11 +52,11 @@ def load_library() -> Any:
 
 
 class Library(Machine):
-    """A machine that runs programs of `ckks_steps`, with a key pair of its own; a value is a list of ciphertexts.
+    """A `Machine` that runs programs of `ckks_steps` with a key pair of its own; a value is a list of ciphertexts.
 
     levels: levels of a ciphertext after encryption or a bootstrap. With real bootstraps (`is_bootstrapped`), the
         library sets them, and the argument is not used.
-    counts, seconds: number of runs and CPU seconds so far, by primitive. plaintexts: the server's plaintexts for the
+    counts, seconds: number of calls and CPU seconds so far, by primitive. plaintexts: the server's plaintexts for the
         step that runs.
     """
 
@@ -162,6 +162,7 @@ class CkksComparison:
     """Predicted and measured counts and CPU seconds of a run, by primitive.
 
     saved: number of bootstraps that would be saved if they were placed in all layers at once, not layer by layer.
+    logits_max_abs_error: largest absolute error of a logit against plaintext.
     """
 
     predicted: Mapping[str, int]
@@ -178,7 +179,7 @@ class CkksComparison:
 
 
 def compare(graph: OpGraph, library: Library, weights: Weights | None = None) -> CkksComparison:
-    """Return the comparison of a run under the library, on random tokens, with its prediction and with plaintext.
+    """Run a graph under the library on random tokens, and compare the run with its prediction and with plaintext.
 
     weights: as for `interpreter.execute`; drawn if None. Raise UserError for weights that do not fit the graph, an op
     without steps or packing, a step that the library cannot run, or numbers that do not fit a bootstrap or the inverse.

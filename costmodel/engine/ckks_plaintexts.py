@@ -1,6 +1,6 @@
-"""The plaintexts that the server of a CKKS run multiplies with and adds: weights, masks and scales, as slots.
+"""The plaintexts by which the server of a CKKS run multiplies ciphertexts, or which it adds to them, as slots.
 
-A run in plaintext gives the ranges of scores and of their sums over a row, by which they are scaled.
+They are weights, masks and scales. The ranges of scores, and of their sums over a row, come from a run in plaintext.
 """
 
 import math
@@ -44,8 +44,8 @@ class Plaintexts:
     def diagonals(self, part: int, first: int) -> Callable[[int, int], Array]:
         """Return a function that gives the slots by which input `at` is multiplied for output ciphertext `row`.
 
-        part: part of the linear's output, such as 0 for queries. first: rotation of the giant step, in columns. The
-        inputs are the ciphertexts of the whole row, after the first baby step, then after the second, and so on.
+        part: part of the linear's output, such as 0 for queries. first: rotation of the giant step, in columns. Inputs
+        are all ciphertexts of a row after the first baby step, then all of them after the second, and so on.
         """
         table, columns = self._table(part)[:-1], self.packing.columns
         (in_width, width), at_columns = table.shape, np.arange(columns)
@@ -78,7 +78,7 @@ class Plaintexts:
         return next(node.op.head_dim for node in self.graph if isinstance(node.op, ops.AttentionScores))
 
     def added(self) -> list[Array]:
-        """Return what the op adds: positions, a shift, or minus a bound (1 for the first query, which sees one key)."""
+        """Return what the op adds: positions, a shift, or minus a scaled bound (1 for the first query, of one key)."""
         op: Any = self.step.node.op
         if isinstance(op, ops.Square):
             return packed(np.full(op.output_shape, op.shift), self.packing)
@@ -94,7 +94,7 @@ class Plaintexts:
         return [part for matrix in by_set for part in packed(matrix, self.packing)]
 
     def angles(self, which: int) -> list[Array]:
-        """Return cosines (0), minus sines in the slots of a head's first half (1), or sines in its second half (2)."""
+        """Return cosines (`which` 0), minus sines in a head's first half (1), or sines in its second half (2)."""
         op: Any = self.step.node.op
         num_heads, output = op.heads + 2 * (op.key_heads or op.heads), self.step.output
         is_first = np.arange(num_heads * self._window) % self._window < op.rotary_dim // 2
@@ -104,13 +104,13 @@ class Plaintexts:
         return packed(table[:, : output.width], self.packing) * min(output.parts, 2)
 
     def scores(self, distance: int) -> Array:
-        """Return factors of the scores for keys `distance` tokens back, among them 1 / the greatest softmax input."""
+        """Return factors for scores of keys `distance` tokens back, which include 1 / the greatest softmax input."""
         op: Any = self.step.node.op
         factor = (op.head_dim**-0.5 if op.factor is None else op.factor) if op.scaled else 1.0
         return self._first(max(distance, 1), factor / self._greatest_score)  # the first query sees one key
 
     def attention(self, distance: int) -> Array:
-        """Return factors of the attention weights for keys `distance` tokens back: 1 / the least row sum."""
+        """Return factors for attention weights of keys `distance` tokens back: 1 / the least row sum."""
         return self._first(distance, 1 / self._sums[0])
 
     def _first(self, distance: int, factor: float) -> Array:

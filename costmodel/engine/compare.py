@@ -1,7 +1,7 @@
 """Compare the costs that a protocol's formulas predict for an op graph with costs measured under its engine.
 
-The graph runs twice on the same weights and tokens, in plaintext and under the engine, so that costs and logits are
-checked together.
+The graph runs in plaintext and under the engine on the same weights and tokens, so that costs and logits are checked
+together.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Comparison:
     predicted_s: predicted seconds of every op, with start-up in the embedding; None if the testbed was measured in
         another setting. range_s: lowest and highest predicted seconds in total, given the errors of the fit; None if
         `predicted_s` is None. testbed: file of the testbed; None for the package's.
-    rounds: measured rounds; None if they were not measured.
+    rounds: rounds measured by delays; None if no delays were given.
     memory: predicted peaks; None if the memory testbed does not cover this setting. peak_bytes: measured peak of each
         party's process, by rank; None where it is unknown.
     drawn_weights: whether weights were drawn at random.
@@ -84,14 +84,14 @@ def compare(
     delays_s: Sequence[float] | None = None,
     testbed: Path | None = None,
 ) -> Comparison:
-    """Return the comparison of a run under the engine, on random tokens, with predicted costs and with plaintext.
+    """Run a graph under the engine on random tokens, and compare the run with predicted costs and with plaintext.
 
     predicted: result of `predict` for the same graph, protocol and setting. weights: as for `interpreter.execute`;
     drawn with seed 0 if None. delays_s: one-way delays in seconds with which rounds are measured, in more runs; None to
     measure no rounds. testbed: file for predicted seconds; None for the package's.
 
-    Raise UserError if the testbed is not valid, is for another setting or lacks an op, or as `spu.passes` (such as for
-    a missing engine or weight) and `spu.check_delays`; StoppedError if the engine fails, or as `spu.measured_rounds`.
+    Raise UserError if `testbed` is not valid or for another setting, no seconds are known for an op, or as `spu.passes`
+    (such as for a missing engine or weight) and `spu.check_delays`; StoppedError as these and `spu.measured_rounds`.
     """
     pricer = (
         derived.load_if_measured(protocol, "loopback", setting)

@@ -2,8 +2,8 @@
 
 Some ops have another function on secrets (`SECRET_FUNCTIONS`). Some of CrypTen's functions are replaced, because they
 are less accurate on the values of models or cost more. Ranges and errors of the replacements are for 16 fraction bits.
-A function may be wrong by any amount for arguments outside its range, so a model is checked before it runs
-(`costmodel.execution.engine_arithmetic`). Only processes of parties import CrypTen. The argument `x` is its tensor.
+A function may be wrong by any amount for arguments outside its range; `costmodel.execution.engine_arithmetic` can check
+a model before it runs. Only processes of parties import CrypTen. An argument `x` is a tensor of CrypTen.
 """
 
 import functools
@@ -235,7 +235,7 @@ class Secret:
         return Secret(maximum(self.tensor))
 
     def masked(self, mask: Tensor) -> "Secret":
-        """Return the product with a tensor of public bits, which is exact."""
+        """Return the exact product with a tensor of public bits."""
         masked = self.tensor.clone()
         masked.share = masked.share * mask.to(masked.share.device)
         return Secret(masked)
@@ -281,7 +281,7 @@ class Secret:
 
 
 class Scaled(Secret):
-    """A secret stored as `scale` times its value; ops only add public numbers to it, or multiply a secret by it."""
+    """A secret stored as `scale` times its value; ops add a public number, take the inverse root or multiply by it."""
 
     def __init__(self, tensor: Any, scale: int) -> None:
         super().__init__(tensor)

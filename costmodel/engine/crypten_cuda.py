@@ -169,7 +169,7 @@ def require_room(steps: Sequence[OpGraph], place: Place, num_processes: int, set
 
 
 def card_bytes(steps: Sequence[OpGraph], setting: EngineSetting) -> int:
-    """Return an estimate of a party's peak GPU bytes: process, shares, and COPIES times an op's inputs and output."""
+    """Return an estimate of a party's peak GPU bytes: process, shares, and COPIES times what an op reads and makes."""
     held, most = sum(prod(operand.shape) for operand in operands(steps)), 0
     for graph in steps:
         shapes = output_shapes(graph)

@@ -4,7 +4,7 @@ It works as CrypTen's trusted third party does (`mpc/provider/ttp_provider.py` o
 their masks from seeds that the dealer sent them, and the client gets the rest, its share of products of masks. Two
 things differ. CrypTen draws from torch's generator, whose state on a CPU comes from 32 bits of a seed: a party that
 knows a little of a masked value can try them all. Here masks come from SHAKE-128, or ChaCha20 on a GPU, and a seed of
-256 bits. And no party asks for masks: the dealer knows the op graph, runs each kind of op once on zeros to see which
+256 bits. And no party asks for masks: the dealer knows the op graph, runs each distinct op once on zeros to see which
 products it takes, and sends what an op needs before the op runs.
 """
 
@@ -24,11 +24,11 @@ from torch import Size, Tensor
 from costmodel.engine.channel import Blob, Peers
 from costmodel.engine.crypten_arrays import unsigned_quotient
 from costmodel.engine.crypten_cuda import CardDraws, Place
+from costmodel.engine.plan import CLIENT
 from costmodel.engine.runtime import Traffic
 from costmodel.protocols.crypten import DEALER, NUM_PARTIES
 
 SEED_BYTES = 32
-CLIENT = 0
 AHEAD = 2  # ops that the dealer may be ahead of the client, which bounds the memory of both
 
 
@@ -140,7 +140,10 @@ def _binary(share: Tensor) -> Any:
 
 
 class Masks(Provider):
-    """The masks of a party, drawn from its seed, and products of masks, which the dealer sends to the client."""
+    """A party's masks, drawn from its seed, and its shares of their products.
+
+    The server draws these shares too; the client receives them from the dealer.
+    """
 
     def __init__(self, rank: int, draws: Draws | CardDraws, peers: Peers) -> None:
         self.rank, self.draws, self.peers = rank, draws, peers
@@ -155,14 +158,14 @@ class Masks(Provider):
         return [*masks, from_blob(self.dealt.popleft(), shape, self.draws.device)]
 
     def next_op(self) -> None:
-        """Tell the dealer, which may be at most AHEAD ops ahead, that an op is done; only the client does this."""
+        """At the client, tell the dealer, which may be at most AHEAD ops ahead, that an op is done."""
         assert not self.dealt
         if self.rank == CLIENT:
             self.peers.send(DEALER, {"kind": "next"})
 
 
 class Zeros(Provider):
-    """A source of masks that are 0, which records the products that ops ask for."""
+    """A source of masks that are 0. It records the products that ops ask for."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -88,7 +88,7 @@ class CryptenRuntime(Runtime):
         self.done: list[Traffic] = []
 
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:
-        """Return shares (64-bit integers) or public weights (doubles), with matrices of `SCALED` ops x WEIGHT_SCALE."""
+        """Return shares (64-bit integers) or public weights (doubles); matrices of `SCALED` ops times WEIGHT_SCALE."""
         value = np.asarray(value, dtype=np.float64)
         if isinstance(op, SCALED) and value.ndim == 2:
             value = value * WEIGHT_SCALE
@@ -130,7 +130,7 @@ class CryptenRuntime(Runtime):
         self.known |= {name: self._held(value) for name, value in values.items()}
 
     def _held(self, value: Array) -> Any:
-        """Return numbers that all parties know, which are doubles, as they are, and a share as a secret."""
+        """Return doubles, which are public numbers, unchanged, and a share as a secret."""
         if value.dtype == np.float64:
             return value
         return Secret(self.crypten.mpc.MPCTensor.from_shares(torch.from_numpy(value).to(self.place.device)))

@@ -23,7 +23,7 @@ class Agreement:
     """How far private logits agree with those in plaintext, over `num_positions` positions.
 
     num_equal: positions with the same most likely token. largest_error: largest absolute error of any logit.
-    largest_share: largest error over the largest absolute logit in plaintext (`joined`: the largest of these ratios).
+    largest_share: largest error over the largest absolute logit in plaintext; after `joined`, the largest such ratio.
     """
 
     num_positions: int
@@ -78,7 +78,7 @@ class ClearRun:
         self._kept: dict[str, Array] = {}
 
     def output(self, graph: OpGraph, tokens: Array | None, given: Mapping[str, Array] = NONE) -> Array:
-        """Run the next step, and return the output of its last node, such as logits (projected tokens x vocab).
+        """Run the next step, and return the output of its last node, such as logits (rows x vocab).
 
         tokens: ids; None for a graph that reads none. given: the graph's other inputs by name, such as hidden states,
             without cached keys and values.
@@ -122,8 +122,8 @@ def generate(
 ) -> Iterator[tuple[StepRun, Agreement | None]]:
     """Yield, for each step, its private run and the agreement of the last token's logits with those in plaintext.
 
-    The first step reads the prompt, and each later step the most likely token of the private run before, in plaintext
-    too. Generation ends after the last graph, or earlier after a token of `ends`.
+    The first step reads the prompt. Each later step, in plaintext too, reads the most likely token of the private run
+    before it. Generation ends after the last graph, or earlier after a token of `ends`.
 
     graphs: the op graph of each step, without the layers in `layers`. prompt: token ids. clear: computes the plaintext
         logits; None to yield None in place of the agreement. layers: layers that the client runs in plaintext, or None.

@@ -17,7 +17,7 @@ HANDSHAKE_S = 10.0  # longest handshake of an engine's connection, in seconds
 class Keys:
     """A party's private key and all parties' certificates, from a folder with `key.pem` and `RANK.pem` for every rank.
 
-    Raise UserError if a file is missing or not a valid key or certificate, or two certificates are equal.
+    Raise UserError if a file is missing or not valid, the key is not the certificate's, or two certificates are equal.
     """
 
     def __init__(self, folder: Path, rank: int, num_parties: int) -> None:
@@ -48,8 +48,8 @@ class Keys:
     def called(self, connection: socket.socket, peer: int, until_s: float) -> Sealed:
         """Do the TLS handshake with party `peer`, which this party called, and return the TLS connection.
 
-        Raise UserError if the certificate is not that of `peer`; OSError if the handshake fails or has not
-        ended by `until_s`, in seconds of the monotonic clock.
+        Raise UserError if the certificate is not that of `peer`; OSError if the handshake fails otherwise, or has
+        not ended by `until_s`, in seconds of the monotonic clock.
         """
         _limit(connection, until_s)
         try:

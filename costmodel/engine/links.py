@@ -1,6 +1,6 @@
 """Links between the parties of one machine: TCP over loopback, direct or delayed; and TLS tunnels between machines.
 
-A link is a function that, for a number of parties, returns a context manager that yields a `Wiring`.
+A link is a function of a number of parties. It returns a context manager that yields a `Wiring`.
 """
 
 import socket
@@ -52,9 +52,8 @@ def plain(connection: socket.socket) -> Connection:
 class Relay:
     """A TCP relay that delays the bytes that it carries by a set time; this needs no privileges.
 
-    With a TLS handshake at one end, it is a tunnel. Its threads do nothing but wait and copy. Chunks keep their order
-    and wait at the same time, so that a delay does not lower the bandwidth. The relay itself takes a fraction of a
-    millisecond per message, at any delay.
+    With a TLS handshake at one end, it is a tunnel. Chunks keep their order and wait at the same time, so that a delay
+    does not lower the bandwidth. The relay itself takes a fraction of a millisecond per message, at any delay.
 
     delay_s: one-way delay in seconds, in both directions, of bytes that are read from now on.
     """

@@ -61,7 +61,7 @@ def is_loopback(host: str) -> bool:
 
 
 def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
-    """Return, by name, the versions and settings in which all parties must agree before they know what to run."""
+    """Return, by name, the versions and settings on which all parties must agree before they know what to run."""
     engine = ENGINE_PROTOCOLS[protocol].engine
     return {
         "package": _version("private-inference-nas"),
@@ -107,8 +107,8 @@ def meet(
     Raise UserError, in one line, if this party cannot listen at its address or, between machines, at the next port, or
     if a party does not come within `wait_s` seconds, terms differ, somebody else answers at the address of a party of
     lower rank, or a certificate is not the expected one, or is refused. A caller that is not a party is dropped, and
-    does not delay the parties. A caller from another machine with other terms is dropped too without `keys`, because it
-    may be a stranger; the difference is then reported only if the right party does not come in time.
+    does not delay the parties. Without `keys`, a caller from another machine with other terms is dropped too, because
+    it may be a stranger; the difference is reported only if the right party does not come in time.
     """
     return _Meeting(rank, addresses, ours, wait_s, keys).channels()
 

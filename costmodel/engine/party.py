@@ -99,7 +99,7 @@ class Party:
     progress: Progress
 
     def run(self, step: int) -> tuple[list[OpCost], Any]:
-        """Run a step; return each op's cost to this party, and this party's share of the logits (None at a dealer)."""
+        """Run a step; return each op's cost to this party, and its share of the step's output (None at a dealer)."""
         nodes, times = self.steps[step].nodes, []
         give_back()
         for index, node in enumerate(nodes):

@@ -106,13 +106,13 @@ def variables(graph: OpGraph) -> dict[str, str]:
 
 
 def most_bytes(steps: tuple[OpGraph, ...], protocol: str, setting: EngineSetting) -> int:
-    """Return an upper bound of the bytes in a frame, which holds a share, all programs, or what an op sends."""
+    """Return an upper bound of the bytes in a frame that holds a share, all programs, or (crypten) what an op sends."""
     nodes = [node for graph in steps for node in graph]
     some = {node.op for node in nodes}
     largest = max(  # elements of an array that an op reads or makes
         prod(shape) for op in some for shape in (*op.input_shapes, *op.weight_shapes.values(), op.output_shape)
     )
-    if protocol == "crypten":  # frames also hold opened values and dealt masks, each at most what an op sends
+    if protocol == CRYPTEN:  # frames also hold opened values and dealt masks, each at most what an op sends
         sent = max(ENGINE_PROTOCOLS[protocol].comm(op, setting).sent_bytes for op in some)
         return LEAST_BYTES + WORD_BYTES * largest + sent
     programs = sum(PROGRAM_BYTES + WORD_BYTES * prod(op.output_shape) for op in some) + ROW_BYTES * len(nodes)
@@ -123,7 +123,7 @@ def most_bytes(steps: tuple[OpGraph, ...], protocol: str, setting: EngineSetting
 class Prediction:
     """Predicted cost of one step with its preprocessing; bytes and messages are summed over parties.
 
-    seconds: latency by the package's testbed and on a network, in a session's first step with start-up; None if the
+    seconds: latency by the package's testbed on a network, start-up included in a session's first step; None if the
         testbed was measured in another setting.
     """
 
@@ -157,14 +157,14 @@ def predictions(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Assignment:
-    """The data with which one party takes part in a session: `plan` is only for the client, `weights` for the server.
+    """The data with which a party takes part in a session; only the client uses `plan`, only the server `weights`.
 
     addresses: where each party waits for the others, by rank; if empty, `session.started` fills in sockets of this
         machine. links: addresses, by rank, of the connections that SecretFlow-SPU opens itself; if empty, those of
         `addresses` with each port raised by 1.
     wait_s: longest wait for another party to connect, in seconds. idle_s: longest silence of a connected party, in
         seconds; after it, the party counts as lost.
-    is_in_range: whether models outside the engine's fixed-point range are refused; all parties must agree on it.
+    is_in_range: whether the caller refuses models outside the engine's fixed-point range; all parties must agree on it.
     certificates: folder of the parties' certificates and this party's key, for links by TLS; None for plain links.
 
     A UserError is raised if no engine runs the protocol.

@@ -1,4 +1,4 @@
-"""Programs of SecretFlow-SPU, one per op, each compiled from the op's function in `execution.op_functions`.
+"""Programs of SecretFlow-SPU for the ops of a session, compiled from their functions in `execution.op_functions`.
 
 The client compiles the programs of every step of a session, and all parties run them. Weights are variables, each
 shared once for all steps that read it.
@@ -27,7 +27,7 @@ MASKED = (ops.TokenEmbedding, ops.Linear, ops.VocabProjection)  # ops with weigh
 class Operand(NamedTuple):
     """A weight, or the part of it that ops read, which an engine stores as a variable.
 
-    variable: name of the variable. node, suffix: the first node that reads the weight, and the weight's name there.
+    variable: name of the variable. node, suffix: the first node that reads the variable, and the weight's suffix there.
     """
 
     variable: str
@@ -90,8 +90,8 @@ Compiled: TypeAlias = list[list[Program]]
 def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Callable[[str], object]) -> Compiled:
     """Return the compiled programs of all steps, for which only shapes are needed.
 
-    In the first step, the client supplies all inputs of the graph; later steps read cached keys and values from the
-    variables that the step before has written. `on_node` is called with the name of each node before it is compiled.
+    In the first step, the client supplies all inputs of the graph. A later step reads cached keys and values from the
+    variables that the step before it has written. `on_node` is called with the name of each node before it is compiled.
     """
     weights = list(operands(graphs))
     shapes = {operand.variable: operand.shape for operand in weights}  # of every variable so far

@@ -1,7 +1,4 @@
-"""The interface of an engine in a party's process: it stores shares as named variables, and runs ops on them.
-
-The peak memory of the process is as Linux counts it; on other systems it is unknown.
-"""
+"""The interface of an engine in a party's process: it stores shares as named variables, and runs ops on them."""
 
 import ctypes
 from abc import ABC, abstractmethod
@@ -39,7 +36,7 @@ class Traffic(NamedTuple):
 
 
 class Runtime(ABC):
-    """An engine in one party's process. Shares are of a type that the engine defines; a dealer has none."""
+    """An engine in one party's process. It defines the type of shares; a share of a public weight is all of it."""
 
     @abstractmethod
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:
@@ -59,7 +56,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
-        """Prepare to run these steps, such as by compiling them; called before weights arrive."""
+        """Prepare to run these steps, such as by compiling them; called before `connect` and `hold`."""
 
     @abstractmethod
     def connect(self) -> None:
@@ -71,7 +68,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Do the work that all steps need only once; called when the weights are stored, before the first step."""
+        """Do the work that is needed once for all steps; called when the weights are stored, before the first step."""
 
     @abstractmethod
     def run(self, step: int, index: int, node: Node) -> None:

@@ -34,8 +34,8 @@ PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start fail
 class Measured:
     """Measured cost of an op or a whole graph; bytes and messages (send actions) are summed over parties.
 
-    seconds: from when the first party starts the op or, if that is later, the last party ends the op before it, to when
-        the last party ends the op, by one clock. Preprocessing counts in the first op that needs it.
+    seconds: time by one clock, until all parties have ended the op. It begins when the first party starts the op, but
+        not before all have ended the op before it. Preprocessing counts in the first op that needs it.
     rounds: None if the engine does not count them.
     """
 
@@ -47,7 +47,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepRun:
-    """The cost of a step, op by op for every party, and its logits (projected tokens x vocab), opened after the run.
+    """The cost of a step, op by op for every party, and its logits (rows x vocab), opened after the run.
 
     by_party: costs by rank, then in the order of the ops. seconds: the client's time, from when it starts to share the
         inputs until it has the logits.
@@ -59,7 +59,7 @@ class StepRun:
 
     @property
     def token(self) -> int:
-        """The id of the most likely next token, by the logits of the step's last token."""
+        """The id of the most likely next token, by the last row of the logits."""
         return int(self.logits[-1].argmax())
 
     @property
@@ -102,8 +102,8 @@ class Session:
 
     set_delay: function that sets the one-way delay of the link between parties, in seconds, for later steps.
     op_graph, num_steps: the fingerprint and number of the steps' op graphs, on which all parties agreed.
-    ready_s, shared_bytes: seconds from the start until all parties were ready, and bytes that the parties on this
-        machine sent until then, mostly programs and shares of weights. `await_ready` sets these four attributes.
+    ready_s, shared_bytes: seconds from the start until the parties on this machine were ready, and bytes that they sent
+        until then, mostly programs and shares of weights. `await_ready` sets these four attributes.
     """
 
     op_graph: str

@@ -3,8 +3,8 @@
 The parties run one op after the other, each by its function in `execution.op_functions`, and results stay
 secret-shared between ops. So costs are counted per op, and the ops that are priced are the ops that run. Before the
 run, hidden weights are secret-shared or stay with the server, and the client shares its tokens, one-hot encoded or as
-ids. Sharing inputs and weights, opening the logits, and messages before the first op are not counted. A measurement is
-a session of one step (`engine.session`), run once or several times. Each party is a process with as many threads as the
+ids. This sharing, other messages before the first op, and opening the logits are not counted. A measurement is a
+session of one step (`engine.session`), run once or several times. Each party is a process with as many threads as the
 setting says.
 
 CrypTen counts its rounds. SecretFlow-SPU counts messages, but does not wait for most of them, so its rounds are
@@ -172,7 +172,7 @@ def check_delays(delays_s: Sequence[float]) -> None:
 
 
 def parse_delays(text: str) -> tuple[float, ...]:
-    """Return delays such as `10ms,20ms,40ms`, in seconds. Raise UserError for 0, other text or fewer than 3 delays."""
+    """Return delays such as `10ms,20ms,40ms` in seconds. Raise UserError for 0 or other text, or as `check_delays`."""
     delays_s = tuple(parse_seconds(part, "--delays") for part in text.split(","))
     check_delays(delays_s)
     return delays_s

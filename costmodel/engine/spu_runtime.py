@@ -53,7 +53,7 @@ def shares_io(protocol: str, setting: EngineSetting) -> Any:
 
 
 def make_shares(protocol: str, setting: EngineSetting, value: Array, op: Op | None = None) -> list[Any]:
-    """Return every party's share of a weight read by `op` (see `setting.weights`) or, if `op` is None, of an input."""
+    """Return, for every party, its share of an input or, with `op`, of a weight of the op (see `setting.weights`)."""
     from spu import libspu
 
     seen = libspu.Visibility.VIS_SECRET if op is None else operand_visibility(op)
@@ -74,7 +74,7 @@ def _import_engine() -> None:
 
 
 class SpuRuntime(Runtime):
-    """The runtime of a party under SecretFlow-SPU; `progress` is given the name of each op while the op is compiled."""
+    """The runtime of a party under SecretFlow-SPU; the client writes to `progress` the name of the op it compiles."""
 
     def __init__(self, assignment: Assignment, peers: Peers, progress: Progress) -> None:
         _import_engine()  # takes a second, so all parties do it at the same time

@@ -1,6 +1,6 @@
 """Emulate the engines' fixed point on doubles: what an op computes there, and whether its numbers stay in range.
 
-The functions of ops run on `Number`s. Every product is checked and rounded as the engine does, and the arguments of
+The functions of ops run on `Number`s. Products are rounded as under the engine, and checked. The arguments of
 exponentials, inverses and roots must be where the engine's results are right. So a new op needs no check of its own.
 """
 
@@ -45,10 +45,10 @@ class Number(np.ndarray[Any, Any]):
 class Arithmetic:
     """An engine's emulated fixed point: the `library` argument of the functions of ops (`FUNCTIONS`).
 
-    of_ops: own functions of some types of ops, in place of those in `FUNCTIONS`. margin: number by which limits are
+    of_ops: functions of some types of ops, which replace those in `FUNCTIONS`. margin: number by which limits are
     divided, because the numbers of other text may be larger. num_sequences: number of sequences in the data.
     num_extreme: how many of them, the last ones, are of rare tokens, whose imprecise inverse roots are not in `wrong`.
-    wrong: expected number of wrong results so far, by name of the op, since an engine errs at random.
+    wrong: expected number of wrong results so far, by name of the op; an engine errs at random.
     """
 
     numpy = np
@@ -89,7 +89,7 @@ class Arithmetic:
         """Return the output of an op as a `Number`, given its weights as doubles, and inputs as doubles or `Number`s.
 
         Raise OutOfRangeError if numbers leave the engine's range; UserError for an op that has no function, or whose
-        function calls one of numpy's that is not emulated.
+        function calls a ufunc of numpy that is not emulated.
         """
         self.op, own = node.name, self.of_ops.get(type(node.op), evaluate)
         with np.errstate(all="ignore"):  # what is not finite is out of range
@@ -120,7 +120,7 @@ class Arithmetic:
             raise OutOfRangeError(why, with_fewer_bits=True)
 
     def number(self, value: Array, scale: int = 1) -> Array:
-        """Return values, rounded already, as a `Number` with this scale, which shares the memory of `value`."""
+        """Return values that are rounded already as a `Number` with this scale; it shares the memory of `value`."""
         made = np.asarray(value).view(Number)
         made.arithmetic, made.scale = self, scale
         return made
@@ -144,14 +144,14 @@ class Arithmetic:
         return self.number(self.rounded(value))
 
     def public(self, value: Any, scale: int, *, is_factor: bool) -> Any:
-        """Return a public constant as the engine encodes it beside numbers of this scale. is_factor: if multiplied."""
+        """Return a public constant as encoded beside numbers of this scale. is_factor: whether it multiplies them."""
         value = np.asarray(value)
         if value.dtype.kind != "f" or (is_factor and value.ndim == 0 and self.is_exact(float(value))):
             return value
         return np.trunc(value * (scale / self.unit)) * (self.unit / scale)
 
     def apply(self, ufunc: Any, method: str, inputs: Any, settings: Any) -> Array:
-        """Return the engine's result of a numpy ufunc (see `__array_ufunc__`). Raise UserError for one not emulated."""
+        """Return the engine's result of a ufunc (see `__array_ufunc__`). Raise UserError if it is not emulated."""
         if method == "reduce" and ufunc in (np.add, np.maximum):
             return self.number(ufunc.reduce(inputs[0].view(np.ndarray), **settings))
         if method != "__call__" or ufunc not in self.functions:
@@ -167,7 +167,10 @@ class Arithmetic:
         return result if isinstance(result, Number) else self.number(result, self.scale if ufunc is np.add else 1)
 
     def require(self, what: str, value: Array, least: float, most: float, *, with_fewer_bits: bool = False) -> None:
-        """Raise OutOfRangeError unless `what` is from `least` to `most`, both over `margin` (`least` if negative)."""
+        """Raise OutOfRangeError, which names the values `what`, unless they are from `least` to `most`.
+
+        `most`, and a negative `least`, are first divided by `margin`. with_fewer_bits: see `OutOfRangeError`.
+        """
         low, high = (float(limit) for limit in (np.min(value.view(np.ndarray)), np.max(value.view(np.ndarray))))
         least, most = least / self.margin if least < 0 else least, most / self.margin
         if not (least <= low and high <= most):
@@ -177,7 +180,7 @@ class Arithmetic:
             )
 
     def product(self, value: Array) -> Array:
-        """Return truncated products; raise OutOfRangeError if one overflows (SPU), or add to `wrong` (CrypTen)."""
+        """Return truncated products. Raise OutOfRangeError if one overflows (SPU), or add to `wrong` (CrypTen)."""
         raise NotImplementedError
 
     def may_fail(self, expected: float) -> None:

@@ -86,7 +86,7 @@ class SpuArithmetic(Arithmetic):
         return self.number(self.inverse(np.sqrt(source.view(np.ndarray))))
 
     def mean_square(self, source: Array) -> Array:
-        """Return mean squares; set `doubt` to the probability that of two random roundings the first is smaller."""
+        """Return mean squares; set `doubt` to the probability that the first of two random roundings is smaller."""
         share = np.square(source.view(np.ndarray)).mean(axis=-1, keepdims=True) / self.unit % 1
         self.doubt = share * (1 - share)
         return np.square(source).sum(axis=-1, keepdims=True) * (1 / source.shape[-1])
@@ -136,7 +136,7 @@ class CryptenArithmetic(Arithmetic):
         return super().evaluate(node, operands, *inputs)
 
     def encoded(self, node: Node, value: Array) -> Array:
-        """Return a weight as the engine encodes it; matrices of `SCALED` ops are times WEIGHT_SCALE, and unchecked."""
+        """Return a weight as encoded; matrices of `SCALED` ops are stored times WEIGHT_SCALE, and not checked."""
         if isinstance(node.op, SCALED) and value.ndim == 2:
             return self.number(self.rounded(value, crypten.WEIGHT_SCALE))
         return super().encoded(node, value)

@@ -1,7 +1,6 @@
-"""Run an `OpGraph` in plaintext, with the functions that engines run too, so that the priced ops compute the model.
+"""Run an `OpGraph` in plaintext, with the functions of ops in `execution.op_functions`.
 
-The functions of ops are in `execution.op_functions`; this module prepares their arrays. Everything that the client or
-the server computes in plaintext before an engine's run happens in `operands` and `inputs`.
+`operands` and `inputs` prepare the arrays that these functions take, before a run under an engine too.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from costmodel.ops import Node, Op, OpGraph, output_shapes
 
 
 def execute(graph: OpGraph, weights: Weights, tokens: Array | None, caches: Mapping[str, Array] | None = None) -> Array:
-    """Return the logits (projected tokens x vocab) in double precision; arguments and errors are those of `values`."""
+    """Return the last node's output, such as logits (tokens x vocab); arguments and errors are those of `values`."""
     return values(graph, weights, tokens, caches)[graph.nodes[-1].name]
 
 
@@ -40,10 +39,10 @@ def values(
     tokens: ids, as many as the graph was made for; for several sequences, all first tokens, then all second tokens, and
         so on, which is also the order of the rows of logits; None if the graph reads no tokens.
     caches: the graph's other inputs by name; None if it has none.
-    observe: called with every node, its operands and its inputs, before the node is computed; None to call nothing.
+    observe: called with every node, its `operands` and its inputs, before the node is computed; None to call nothing.
 
-    Raise UserError for a weight or cache that is missing or of another shape, tokens of another number or outside the
-    vocabulary, an op without a function, or an op of a traced model whose inputs have other shapes than it takes.
+    Raise UserError for a weight or cache that is missing or of another shape, tokens that do not fit the graph, an op
+    without a function, or an op of a traced model whose inputs have other shapes than it takes.
     """
     library, shapes = numpy_library(), output_shapes(graph)
     known = inputs(graph, tokens, caches)
@@ -66,7 +65,7 @@ def values(
 
 
 def inputs(graph: OpGraph, tokens: Array | None, caches: Mapping[str, Array] | None = None) -> dict[str, Array]:
-    """Return a graph's inputs by name: the client's tokens, encoded, and the caches. Errors are as for `values`."""
+    """Return a graph's inputs by name: encoded tokens, and caches. Raise UserError if these do not fit the graph."""
     if tokens is None and any("tokens" in node.inputs for node in graph):
         raise UserError("`tokens` must be given for a graph that embeds them, but they are None.")
     arrays = {} if tokens is None else {"tokens": encoded(graph, tokens)}
@@ -101,7 +100,7 @@ def encoded(graph: OpGraph, tokens: Array) -> Array:
 
 
 def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
-    """Return, by name of each weight that a graph reads, the op with the largest shape for it, and the suffix there."""
+    """Return, by name of each weight that a graph reads, the op that states its largest shape, and its suffix there."""
     readers: dict[str, tuple[Op, str]] = {}
     for node in graph:
         for suffix, shape in node.op.weight_shapes.items():

@@ -3,10 +3,10 @@
     peak = sum over features of coefficient x bytes
 
 `features` counts the bytes. The coefficients are fitted (`MemoryTestbed`): the memory of a process per byte of each
-feature, and that of a process without a model. The counts of shares are exact. Besides shares, an op has temporaries,
-each a few times as large as its operands: levels of a comparison, in proportion to the outputs in memory; masked and
-opened factors of a matrix product; under cheetah the blocks of a product, encoded for encryption, and their encrypted
-results. Memory that an op frees stays with the process for the next op, so features add up.
+feature, and that of a process without a model. Besides shares, an op has temporaries: levels of a comparison, in
+proportion to the outputs in memory; masked and opened factors of a matrix product; under cheetah the blocks of a
+product, encoded for encryption, and their encrypted results. Memory that an op frees stays with the process for the
+next op, so features add up.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class MemoryTestbed:
 
     client: fit of rank 0, which also shares the inputs and, under SPU, compiles the ops. party: fit of the largest of
         the other processes, including the dealer of crypten. greatest: largest value of each feature, in bytes, in any
-        fitted model. num_points: number of fitted models.
+        fitted model. num_points: number of fitted models. measured_on: the date.
     """
 
     protocol: str
@@ -65,8 +65,8 @@ class MemoryTestbed:
 class PeakMemory:
     """Predicted peak resident bytes of the client's process, and of the largest process of another party.
 
-    held_bytes: bytes of shares of weights, inputs and outputs, an exact part of either peak. held_out_error: greatest
-        relative error of the two fits on a model left out of them.
+    held_bytes: bytes of one computing party's shares of weights, inputs and outputs, which are counted and not fitted.
+    held_out_error: greatest relative error of the two fits on a model that was left out of them.
     extrapolation: the largest ratio of a feature to its greatest value in the fit, at least 1.
     """
 
@@ -79,12 +79,11 @@ class PeakMemory:
 
 def load_memory(protocol: str) -> MemoryTestbed:
     """Return the package's memory testbed of a protocol. Raise UserError, naming the file, if it cannot be read."""
-    path = TESTBEDS / f"memory-{protocol}.yaml"
-    return load_file(MemoryTestbed, path)
+    return load_file(MemoryTestbed, TESTBEDS / f"memory-{protocol}.yaml")
 
 
 def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:
-    """Return predicted peaks; None where none were measured: kept masks, several threads, GPUs or another ring."""
+    """Return predicted peaks; None where none were measured: kept masks, several threads, another device or ring."""
     is_measured = setting.weight_masks == "fresh" and setting.threads == 1 and setting.device == "cpu"
     if not is_measured or setting.ring_bits != testbed.ring_bits:
         return None
@@ -129,7 +128,7 @@ def alive_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[
 
 
 def held_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> int:
-    """Return the bytes of one party's shares of all weights and inputs.
+    """Return the bytes of one party's shares of all hidden weights and inputs, and of its copies of public weights.
 
     A weight that several ops read, such as the table of a vocabulary in blocks, counts for each op as much as the op
     reads. Weights of the server count too: the engine shares them when an op reads them, and does not free that memory.
@@ -150,9 +149,10 @@ def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feat
     """Return the bytes on which a party's peak depends, by feature.
 
     process: 1, for the process itself. held: see `held_bytes`. alive: the maximum of `alive_bytes`. matrix: shares of
-    both factors and the result of the largest tile of a matrix product. blocks, results (0 except under cheetah): the
-    blocks that a product encodes at once, a ring element each, and the ciphertexts to which the blocks add up before
-    packing, two ring elements each; both for the product with the largest number.
+        both factors and the result of the largest tile of a matrix product.
+    blocks, results (0 except under cheetah): the blocks that a product encodes at once, one polynomial each, and the
+        ciphertexts to which they add up before packing, two polynomials each. A polynomial has DEGREE coefficients of
+        `ring_bits` bits. Each is the largest over all products.
     """
     num_bytes: dict[Feature, int] = {
         "process": 1,

@@ -1,8 +1,9 @@
-"""The function of every op, on a library's arrays: numpy computes at once, and an engine compiles jax.numpy.
+"""The function of every op, on a library's arrays: numpy computes in plaintext, and SPU compiles jax.numpy.
 
 Shapes: activations are rows x features; scores and attention weights are heads x queries x keys; a packed projection is
-rows x (parts x heads x head_dim), its parts queries, keys and, if there are three, values. With several sequences, rows
-are all first tokens, then all second tokens; heads are those of the first sequence, then of the second.
+rows x (parts x heads x head_dim), its parts queries, keys and, if there are three, values. Before `RepeatHeads`, keys
+and values may have fewer heads. With several sequences, rows are all first tokens, then all second tokens; heads are
+those of the first sequence, then of the second.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,11 +47,8 @@ def numpy_library() -> Library:
 
 
 def rounded_to(unit: float, value: Array, rounding: Callable[..., Array]) -> Array:
-    """Return a value rounded to multiples of `unit` by np.round, np.floor or np.trunc.
-
-    One array is made, because the table of a large vocabulary takes more than a gigabyte.
-    """
-    rounded = np.asarray(value / unit)
+    """Return a value rounded to multiples of `unit` by np.round, np.floor or np.trunc."""
+    rounded = np.asarray(value / unit)  # the only new array: the table of a large vocabulary takes more than a gigabyte
     rounding(rounded, out=rounded)
     rounded *= unit
     return rounded

@@ -3,8 +3,8 @@
 An `OpGraph` is what a protocol prices and an engine runs. Dimensions are numbers of elements; no op knows a protocol, a
 cost or a number of bytes. An op marked "(local)" needs no communication under any protocol.
 
-Shape conventions: activations are `rows x features` with one row per token; scores are `heads x queries x keys`. All
-scores are counted although the mask is causal, because the engines compute all (protocol `sigma` counts fewer). In a
+Shape conventions: activations are `rows x features` with one row per token; scores are `heads x queries x keys`. Scores
+that a causal mask hides are counted too, because the engines compute them (protocol `sigma` counts fewer). In a
 batch, rows and heads are those of all `sequences` together: rows are ordered token by token (all first tokens, then all
 second ones), heads sequence by sequence.
 """

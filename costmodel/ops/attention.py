@@ -36,9 +36,9 @@ class Rotary(Op):
     """Rotate the first `rotary_dim` features of every query and key head by public angles.
 
     past_len: number of earlier tokens of each sequence, and thus the position of its first row.
-    key_heads: number of key heads, and of the value heads behind them; None for as many as query heads.
+    heads: number of query heads. key_heads: number of key heads, and of value heads; None for as many as query heads.
     base, scaling: features f and f + rotary_dim / 2 of a head turn together by position x base^(-2 f / rotary_dim)
-        radians, or by less with a `scaling`.
+        radians, which a `scaling` reduces for slow pairs.
     If heads are wider than `rotary_dim`, the output is wider than `output_shape`; the function `output_shapes` returns
     its real shape.
 
@@ -173,10 +173,11 @@ class Temperature(OnScores):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreBound(OnScores):
-    """Subtract a learned, public number per head from its scores (local).
+    """Subtract a public number per head from its scores (local).
 
-    A softmax of form `bounded` needs it in place of each row's maximum. One of form `power8` needs it to make the
-    scores positive, so that their eighth power grows with them.
+    A softmax of form `bounded` needs it in place of each row's maximum; the number is then set from scores on text. One
+    of form `power8` needs it to make the scores positive, so that their eighth power grows with them; the number is
+    then learned.
     """
 
     label = "bound"
@@ -231,7 +232,7 @@ class ShapedAttention(OnScores):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionMix(OnScores):
-    """Per head, attention weights (`queries x keys`) times values (`keys x head_dim`), as `rows x features`."""
+    """Per head, attention weights (`queries x keys`) times values (`keys x head_dim`), heads then side by side."""
 
     label = "attention products"
     is_product = True

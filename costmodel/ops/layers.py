@@ -1,4 +1,4 @@
-"""Ops on rows of features: embeddings, norms, linears, activations, sums, and the vocabulary projection."""
+"""Ops on rows of features: embeddings, norms, linears, activations, sums, slices, and the vocabulary projection."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -89,9 +89,9 @@ class LayerNorm(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RmsNorm(OnRows):
-    """Divide each row by its root mean square, then apply a gain if `affine`, which is False if it is folded away.
+    """Divide each row by its root mean square, then apply a gain.
 
-    epsilon: added to the mean of squares.
+    affine: whether it has a gain; False if the gain is folded away. epsilon: added to the mean of squares.
     groups: number of equal parts of a row, such as heads; each is normalised by itself and multiplied by the same gain.
 
     Raises UserError unless `groups` divides `features`.
@@ -129,7 +129,7 @@ class RmsNorm(OnRows):
 class FrozenNorm(OnRows):
     """A norm with a constant standard deviation: `gain * (x - mean(x)) + bias`, or `gain * x` if it is not centred.
 
-    It is linear, so folding removes it. The gain includes 1 / the constant. `work` does not depend on `centred`.
+    It is linear, so folding can remove it. The gain includes 1 / the constant. `work` does not depend on `centred`.
 
     Source: Baroni et al. 2025, "Transformers Don't Need LayerNorm at Inference Time", https://arxiv.org/abs/2507.02559.
     """

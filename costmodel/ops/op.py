@@ -18,24 +18,24 @@ ROTARY_BASE = 10_000.0  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Op:
-    """One operation. Its fields are its dimensions and forms; class attributes are the same for every op of its type.
+    """One operation. Its fields are dimensions and forms. Its class attributes are the same for every op of its type.
 
     label: its name in figures; the class name if empty.
-    weights: `none`; `public`; or `hidden` from all parties but their owner. public: whether this deployment shows
-        hidden weights to all parties.
+    weights: `none`; `public`; or `hidden` from all parties but their owner. public: whether the deployment nevertheless
+        shows hidden weights to all parties.
     transposed: weights that are transposed before a run, because an engine that keeps a weight's mask keeps the mask of
         an array, not of a view. inverted: weights that their owner inverts before a run, because a division costs more
         than a product.
     has_longer_table: whether the model's weight, for its whole context, may be longer than `weight_shapes` states.
-    weight_std: standard deviation of a weight matrix in random models, times the square root of its columns if it is
-        `transposed`; None for weights drawn about 1, such as gains.
+    weight_std: standard deviation of the weight matrix in random models, times the square root of its number of columns
+        if it is `transposed`; None without a hidden weight matrix.
     output_dims, input_dims: names of the fields that give the shape of its output and of each of its `num_inputs`
         inputs; without `input_dims`, inputs have the output's shape. keeps_shape: whether its output has the shape of
-        its first input, whatever `output_dims` give.
+        its first input, which `output_shape` need not state.
     batched: names of the fields that a batch multiplies by its number of sequences.
-    is_rowwise: whether a row of its output depends only on the same row of its inputs.
+    is_rowwise: whether `of_rows` applies; each row of its output then depends only on the same row of its inputs.
     is_product: whether it is a matrix product; one kernel computes all products, so their seconds are fitted together.
-    is_local: whether it only moves or adds up its inputs, so that the parties send nothing.
+    is_local: whether the parties never send anything for it, because it only moves or adds numbers.
     works_on_rows: whether it has work per row, such as an inverse root, beside its work per element.
     """
 
@@ -59,36 +59,36 @@ class Op:
 
     @property
     def hides_weights(self) -> bool:
-        """Whether it has weights that some party must not see."""
+        """Whether its weights, if it has any, must not be seen by some party."""
         return self.weights == "hidden" and not self.public
 
     @property
     def output_shape(self) -> Shape:
-        """The shape of its output."""
+        """The shape of its output, unless it `keeps_shape` (see `output_shapes`)."""
         return tuple(getattr(self, name) for name in self.output_dims)
 
     @property
     def input_shapes(self) -> tuple[Shape, ...]:
-        """The shapes of the inputs that other ops produce."""
+        """The shapes of its inputs, weights excluded. Some ops also take inputs with more columns."""
         stated = tuple(getattr(self, name) for name in self.input_dims)
         return (stated or self.output_shape,) * self.num_inputs
 
     @property
     def weight_shapes(self) -> dict[str, Shape]:
-        """The shapes of its weights by suffix to the node's name; if `has_longer_table`, as long as the op needs."""
+        """The shapes of its weights, by suffix to the node's name; if `has_longer_table`, as long as the op needs."""
         return {}
 
     @property
     def read(self) -> tuple[int, range] | None:
-        """The axis along which the op reads a part of its weight, and the indices of the part; None if it reads all."""
+        """An axis of its weight, and the indices along it that the op reads; None for the whole weight."""
         return None
 
     @property
     def work(self) -> dict[str, int]:
         """The amounts of work, by unit, that determine its seconds: `elements`, and `rows` if `works_on_rows`.
 
-        `elements` is the number of elements of the output or, if larger, of the first input. Some ops count elements
-        differently, or other units. A matrix product has none here, since its work depends on the protocol.
+        `elements` is the number of elements of the output or, if larger, of the first input; some ops count otherwise.
+        The work of a matrix product is not included, since it depends on the protocol.
         """
         if self.is_product:
             return {}
@@ -96,7 +96,7 @@ class Op:
         return rows | {"elements": max(prod(self.output_shape), prod(self.input_shapes[0]))}
 
     def of_rows(self, first: int, taken: int) -> Self:
-        """Return a row-wise op for only `taken` of its rows, from row `first` on; its `past_len` grows by `first`."""
+        """Return this row-wise op of one sequence for `taken` rows from `first` on; a `past_len` grows by `first`."""
         values: dict[str, Any] = {self.batched[0]: taken}
         if hasattr(self, "past_len"):
             values["past_len"] = self.past_len + first
@@ -121,7 +121,7 @@ class OnRows(Op):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnScores(Op):
-    """An op on `heads x queries x keys` with an output of the same shape."""
+    """An op on scores (`heads x queries x keys`) with an output of this shape, unless a subclass says otherwise."""
 
     output_dims = ("heads", "queries", "keys")
     batched = ("heads",)
@@ -135,7 +135,7 @@ USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # fields that 
 
 
 def shape(op: Op) -> dict[str, int]:
-    """Return the integer fields of an op by name, without those that have their value in `USUAL`."""
+    """Return the integer fields of an op by name, except fields at the usual value that `USUAL` states."""
     values = {field.name: getattr(op, field.name) for field in fields(op)}
     return {name: value for name, value in values.items() if type(value) is int and USUAL.get(name) != value}
 
@@ -146,7 +146,7 @@ class Node:
 
     name: unique in its graph, such as `layers.3.ffn.up`; `NAME@PART` is one part of an op that a deployment splits.
     layer: number of its layer, from 0, or `embed` or `head` for what comes before or after the layers.
-    inputs: names of the nodes or graph inputs that it reads, in operand order; `tokens` is the model's input.
+    inputs: names of the nodes or graph inputs that it reads, in the order of the op's inputs; `tokens` are the model's.
     """
 
     name: str
@@ -156,7 +156,7 @@ class Node:
 
     @property
     def model_name(self) -> str:
-        """The name without its part; the op's weights are `<model_name>.<suffix>` in a state dict."""
+        """The name without `@PART`; the op's weights are `<model_name>.<suffix>` in a state dict."""
         return self.name.partition("@")[0]
 
 
@@ -172,7 +172,7 @@ class Input:
 class OpGraph:
     """Nodes in execution order, the last of which usually gives the logits. inputs: secret inputs beside `tokens`.
 
-    Raises UserError for a repeated name, an input that no earlier node produces, or a dimension below 1.
+    Raises UserError for a repeated name, a node that reads what no earlier node or input gives, or a dimension below 1.
     """
 
     nodes: tuple[Node, ...]

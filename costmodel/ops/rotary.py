@@ -15,7 +15,7 @@ class RotaryScaling:
     low, high: a pair is slow if it makes fewer than `low` turns within that context; from `high` turns on, its rate is
         not changed; between the two its rate is interpolated.
 
-    Raises UserError unless factor >= 1, 0 <= low < high and context >= 0, all of them finite.
+    Raises UserError unless 1 <= factor < inf, 0 <= low < high < inf and context >= 0.
 
     Source: Chen et al. 2023, arXiv 2306.15595, for linear scaling; transformers, modeling_rope_utils.py,
     `_compute_llama3_parameters`, for the rest.
@@ -35,7 +35,7 @@ class RotaryScaling:
 
 
 def rotary_rates(rotary_dim: int, base: float, scaling: RotaryScaling | None = None) -> list[float]:
-    """Return the radians by which each pair f turns per position: base^(-2 f / rotary_dim), or less with a `scaling`.
+    """Return the radians by which each pair f turns per position: base^(-2 f / rotary_dim), slowed down by `scaling`.
 
     Pair f, from 0 to rotary_dim / 2 - 1, has features f and f + rotary_dim / 2 of a head.
 

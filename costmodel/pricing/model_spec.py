@@ -22,13 +22,12 @@ from search_spaces.resolve import call_factory, is_checkpoint_name, is_factory, 
 # a notation, the path of a .yaml file, export or checkpoint, a checkpoint's name, `module:factory`, or the model itself
 Model: TypeAlias = str | os.PathLike[str] | Architecture | OpGraph | Module
 T = TypeVar("T", Dimensions, Deployment)
-GRAPH = "op graph"  # name of an op graph in output
 BASE, SEQ_LEN = "gpt2-small", 128  # defaults
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Deployment, Dimensions):
-    """Options of a model: its dimensions (`Dimensions`; `price` takes no `context`) and how it is run (`Deployment`).
+    """Options of a model: its dimensions (`Dimensions`; `price` refuses `context`) and how it is run (`Deployment`).
 
     Args:
         base: model that gives a named architecture its dimensions (default gpt2-small).
@@ -49,8 +48,8 @@ class ModelSpec:
     """A model that a user asked for, and how it is run.
 
     name: its name in output. base: the base model of a notation, None for other models. seq_len: tokens of the prompt.
-    architecture: None for an op graph that was passed or traced from a torch module. how: how the op graph of a
-    checkpoint is made, empty for other models. whole: returns the graph of a number of prompt tokens, before `deploy`.
+    architecture: None for an op graph or a torch module. how: how a checkpoint's op graph is made, in words; empty for
+    other models. whole: function that returns the graph of a number of prompt tokens, before `deploy`.
     """
 
     name: str
@@ -63,7 +62,7 @@ class ModelSpec:
 
     @cached_property
     def graph(self) -> OpGraph:
-        """The op graph of the prompt after `deploy`; a UserError is raised if the model cannot be run in this way."""
+        """The op graph after `deploy`; a UserError is raised if the model cannot be run in this way."""
         return deploy(self.whole(self.seq_len), self.deployment)
 
     @property
@@ -84,9 +83,9 @@ class ModelSpec:
 
     @property
     def folded(self) -> "ModelSpec | None":
-        """The folded model; None without `architecture`, or if folding would renumber layers that are told apart.
+        """The folded model; None without `architecture`, or if folding would change what an option means.
 
-        That is if it changes the number of layers and the deployment has public layers or layers of the client.
+        It would if it removes layers while `public_layers` or `client_layers`, which number layers, is given.
         """
         if self.architecture is None:
             return None
@@ -133,8 +132,8 @@ def resolve_model(model: Model, options: ModelOptions = ModelOptions()) -> Model
         options: dimensions of the model, and how it is run.
 
     Raises:
-        UserError: If the architecture or base is unknown or cannot be read, dimensions do not fit together, or a model
-            that has its own dimensions or number of tokens is given others.
+        UserError: If the architecture or base is unknown or cannot be read, dimensions do not fit together, a model
+            that brings its own dimensions is given any, or an op graph another number of tokens than its own.
     """
     dimensions, deployment = options.part(Dimensions), options.part(Deployment)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
@@ -172,7 +171,7 @@ def resolve_model(model: Model, options: ModelOptions = ModelOptions()) -> Model
             raise UserError(
                 f"an op graph of {tokens} tokens is priced at these, but got seq_len={options.seq_len}; leave it out."
             )
-        name, whole = name or GRAPH, partial(_of_length, made, tokens)
+        name, whole = name or "op graph", partial(_of_length, made, tokens)
     else:
         name = name or type(made).__name__
         whole = cache(partial(trace, made, name=name))  # a trace takes seconds and is needed again for new tokens

@@ -34,7 +34,7 @@ WIDER = "these ops are so many times larger than any that was measured, so the r
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DealtKeys:
-    """A dealer's keys for one run or, with new tokens, for all their runs together.
+    """The keys that a dealer makes for one run or, with new tokens, for all runs together.
 
     party_bytes: Bytes that each party stores until the run.
     sent_bytes: Bytes that the dealer sends to all parties together.
@@ -50,8 +50,8 @@ class DealtKeys:
 class PricedModel:
     """A model with its costs for one token, or for all `new_tokens` together; sent bytes are summed over parties.
 
-    `asked` is the model, not folded; `pricer` combines protocol, network and testbed. Costs are computed when first
-    used; a UserError is then raised if the protocol has no formula for an op.
+    `asked` is the priced model; it is not folded, except in `deployed`. `pricer` combines protocol, network and
+    testbed. Costs are computed when first used; a UserError is then raised if the protocol has no formula for an op.
     """
 
     asked: ModelSpec
@@ -78,7 +78,7 @@ class PricedModel:
 
     @property
     def graph(self) -> OpGraph:
-        """The op graph of the prompt, rewritten for the deployment."""
+        """The op graph of the first run, rewritten for the deployment."""
         return self.asked.graph
 
     @property
@@ -96,7 +96,7 @@ class PricedModel:
 
     @cached_property
     def memory(self) -> PeakMemory | None:
-        """Predicted peak memory of the first or the last run, whichever is larger; None if this was not measured."""
+        """Predicted peak memory of the first or the last run, whichever is larger; None if none was measured."""
         if not isinstance(self.pricer, Derived):
             return None
         testbed = load_memory(self.pricer.protocol)
@@ -151,14 +151,14 @@ class PricedModel:
 
     @cached_property
     def without_dealer(self) -> tuple[GeneratorCost, ...]:
-        """The costs of making semi2k's randomness without its dealer; empty under other protocols."""
+        """The costs of making semi2k's randomness in other ways than by its dealer; empty under other protocols."""
         if not isinstance(self.pricer, Derived) or self.pricer.protocol != "semi2k":
             return ()
         return alternatives([node.op for run in self.runs for node in run], self.pricer.setting, self.pricer.link)
 
     @cached_property
     def savings(self) -> tuple[Saving, ...]:
-        """Flags that lower the cost but keep the function; each cost is per new token, with all earlier flags too."""
+        """Flags that lower the cost but keep the function; each cost is per new token and includes earlier flags."""
         return savings(
             self.asked.whole,
             self.pricer,
@@ -171,9 +171,8 @@ class PricedModel:
     @property
     def keys(self) -> DealtKeys | None:
         """The dealer's keys; None if the protocol has no such keys."""
-        if self.total.key_bytes is None or not isinstance(self.pricer, ByFormula):
+        if (key_bytes := self.total.key_bytes) is None or not isinstance(self.pricer, ByFormula):
             return None
-        key_bytes = self.total.key_bytes
         return DealtKeys(
             party_bytes=key_bytes,
             sent_bytes=self.trust.num_parties * key_bytes,
@@ -183,12 +182,11 @@ class PricedModel:
     def to_dict(self, *, egress_price: float | None = None) -> dict[str, Any]:
         """Return the JSON document of `python -m costmodel estimate --format json`.
 
-        Numbers are in SI units; every key is always present, with null for a value that is not known. `by_layer` and
-        `by_op` sum to `total` key by key; all three are of the unfolded model and all tokens together. `egress_price`
-        is the price of a GB (1e9 bytes) sent, in any currency; if it is None, `egress` is null.
+        Numbers are in SI units; every key is always present, with null for what is not known or was not asked for.
+        Costs in `by_layer` and in `by_op` sum to those in `total`; all three are of the unfolded model and all tokens
+        together. `egress_price` is the price of a GB (1e9 bytes) sent, in any currency; None leaves `egress` null.
         """
         left = self.deployed and self.deployed.asked.architecture
-        gigabytes = self.sent_bytes / BYTES["GB"]
         return {
             **self.asked.title,
             "protocol": self.estimate.protocol,
@@ -211,7 +209,7 @@ class PricedModel:
             "keys": self.keys and asdict(self.keys),
             "egress": None
             if egress_price is None
-            else {"price_per_gigabyte": egress_price, "price": gigabytes * egress_price},
+            else {"price_per_gigabyte": egress_price, "price": self.sent_bytes / BYTES["GB"] * egress_price},
             "savings": [asdict(saving) for saving in self.savings],
         }
 
@@ -223,7 +221,7 @@ class PricedModel:
         """Return one record per op or, with `new_tokens`, per new token; keys are those of `--format csv`.
 
         The costs of all records sum to `total`. `held_bytes` of an op is the bytes of shares that a party stores while
-        the op runs; None if no engine runs the protocol.
+        the op runs; None if no MPC engine runs the protocol.
         """
         if self.tokens is not None:
             return estimates.token_records(self.tokens)
@@ -294,7 +292,7 @@ class PricedModel:
         return [line for line in lines if line]
 
     def tables(self) -> list[Table]:
-        """Return the tables that `estimate` prints: new tokens, alternatives to a dealer, layers, and types of op."""
+        """Return the tables of `estimate`: new tokens and replacements of a dealer (both if any), layers, op types."""
         by_token = [] if self.tokens is None else [estimates.tokens_table(self.tokens)]
         made = [estimates.made_table(self.without_dealer)] if self.without_dealer else []
         return [*by_token, *made, *estimates.estimate_tables(self.estimate)]
@@ -330,7 +328,8 @@ class PricingOptions:
             sigma-wan) or a .yaml file, or a Network in Python; `published` includes its own network and takes none.
         bandwidth: bandwidth of the link instead of the network's, such as 1Gbps.
         rtt: round-trip time of the link instead of the network's, such as 4ms.
-        testbed: a .yaml file of compute seconds from `calibrate`, instead of the committed one; under ckks also a card.
+        testbed: a .yaml file of compute seconds, such as from `calibrate`, instead of the committed one; under ckks
+            also the name of a card, such as a100; not for published.
         weights: secret-shared (the default), or held by the server alone.
         weight_masks: under semi2k, masks of weights that are fresh in every run (the default), or kept (reused) from an
             earlier run; with new tokens, the first run makes the masks that later runs reuse.

@@ -68,8 +68,8 @@ def comm(op: Op, setting: EngineSetting) -> Comm:
 
     Rounds are those of a run of only this op; after other ops it may take one round less. Online bytes equal those of
     `walk`. An op's preprocessing is its share of the batches of OTs and triples, rounded to whole bytes. The cost of a
-    `TokenEmbedding`, which every decoder has once, includes `ONCE`, which is made once a run. A UserError is raised for
-    a ring that does not have 64 bits, and as by `calls_of`.
+    `TokenEmbedding`, of which a decoder usually has one, includes `ONCE`, what is made once a run. A UserError is
+    raised for a ring that does not have 64 bits, and as by `calls_of`.
     """
     used = Use()
     online = total_comm(PRICES[call.primitive](call, used) for call in _calls(op, setting))
@@ -188,7 +188,7 @@ def matrix_work(calls: Calls) -> dict[str, int]:
 
     A cross term is one party's share of a factor times the other party's share of the other factor. The units are
     `products` of blocks; `results`, the blocks that products add up to; and `switches`, the key switches that pack
-    results. Nearly as many blocks are encoded as are multiplied; fewer are encrypted and sent.
+    results. Nearly as many blocks are encoded as are multiplied. Products with public weights are left out.
     """
     products = results = switches = 0
     for call in calls:

@@ -31,7 +31,7 @@ TRIPLES = DEGREE // 2  # made from one vector of each prime; state.cc, makeSureC
 
 
 def made_ahead(num_bytes: int, num_messages: int) -> Comm:
-    """Return the cost of `num_messages` of preprocessing with `num_bytes`, both summed over the parties, and 0 rounds.
+    """Return the cost of preprocessing with these bytes and messages, both summed over the parties; rounds are 0.
 
     No two steps overlap: keys are received before they are answered, and triples and OTs are made by one party sending
     and the other answering, so all bytes are waited for. On a link of 3 Mbit/s, products from triples took 0.97 of the
@@ -96,8 +96,9 @@ class Use:
 class Stock:
     """The preprocessing that the parties have made and not yet used.
 
-    spare_ots, triples: Number of unused OTs, by direction as in `Use`, and of unused product triples.
-    num_batches: Number of batches of OTs made so far, in both directions, without the first batches (`OT_START`).
+    spare_ots: Number of unused OTs, by direction as in `Use`; those of the first batches (`OT_START`) are included even
+        before they are made. triples: Number of unused product triples.
+    num_batches: Number of batches of OTs made so far, in both directions, without the first batches.
     """
 
     has_product_keys: bool = False

@@ -42,7 +42,7 @@ Bootstraps: TypeAlias = tuple[tuple[int, str], ...]  # index of the step to run 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Steps, the bootstraps between them, and `levels`, the lowest level at which each step can begin."""
+    """Steps with the bootstraps between them. levels: the lowest level at which each step can begin."""
 
     steps: tuple[Step, ...]
     bootstraps: Bootstraps
@@ -50,13 +50,13 @@ class Placement:
 
     @property
     def bootstrapped(self) -> list[tuple[Step, Step | None]]:
-        """For each bootstrap, the step that reads its value and the step that made it (None: an input of the graph)."""
+        """For each bootstrap, the step that reads the value and the step that made it (None: an input of the graph)."""
         known = {step.name: step for step in self.steps}
         return [(self.steps[index], known.get(name)) for index, name in self.bootstraps]
 
     @property
     def counts(self) -> Counter[str]:
-        """How often each primitive, and `bootstrap`, runs, with one run per ciphertext."""
+        """How often each primitive runs, and `bootstrap`, once per ciphertext; those that never run are absent."""
         total = Counter(bootstrap=sum(of.ciphertexts if of else 1 for _, of in self.bootstrapped))
         for step in self.steps:
             for (primitive, _), count in step.work.items():
@@ -174,11 +174,12 @@ class CkksTestbed:
     slots, levels: Number of slots of a ciphertext, and of its levels after a bootstrap.
     at_levels, primitives: Levels, ascending, and seconds of each primitive at each of them. Seconds at other levels are
         interpolated, or extrapolated, linearly.
-    at_slots, bootstrap_s: Numbers of distinct slots, ascending, and seconds of a bootstrap for each number; between
-        them, seconds are interpolated over the number's logarithm.
+    at_slots, bootstrap_s: Numbers of distinct slots (see `Step`), ascending, and seconds of a bootstrap for each
+        number; between them, seconds are interpolated over the number's logarithm.
     error: Relative error to expect of a whole model's seconds.
 
-    Raises UserError for levels or slots that N = 2^16 does not have, or for missing, negative or infinite seconds.
+    Raises UserError for levels or slots that N = 2^16 does not have, numbers that do not ascend, or seconds that are
+    missing, negative or infinite.
     """
 
     protocol: Literal["ckks"]
@@ -212,7 +213,7 @@ class CkksTestbed:
                 )
 
     def seconds(self, placement: Placement, by_node: bool = False) -> dict[str, float]:
-        """Return seconds by primitive and `bootstrap` or, if `by_node`, by node name, with the inputs' bootstraps."""
+        """Return seconds by primitive and `bootstrap` or, if `by_node`, by node, each with its inputs' bootstraps."""
         total: dict[str, float] = defaultdict(float)
         by_level = {
             name: [max(0.0, _on_line(self.at_levels, values, level)) for level in range(self.levels + 1)]
@@ -239,7 +240,7 @@ def _on_line(places: Sequence[float], values: Sequence[float], at: float) -> flo
 
 
 def placed_by_layer(nodes: Sequence[Node], slots: int, levels: int) -> Placement:
-    """Return an op graph's steps with bootstraps, by `place_by_layer`, for `slots` and `levels` as in `CkksTestbed`."""
+    """Return an op graph's steps with bootstraps by `place_by_layer`; slots, levels: those of a `CkksTestbed`."""
     return place_by_layer(steps_of(nodes, packing_of(nodes, slots)), levels)
 
 

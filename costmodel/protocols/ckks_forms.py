@@ -37,7 +37,7 @@ Levels: TypeAlias = list[int]  # number of levels that each ciphertext of a valu
 class Form:
     """A polynomial that approximates a function: its degree, its range, and its greatest error on that range.
 
-    The error is relative for inverse and inverse root, and absolute for others.
+    The error is relative for `inverse` and `inverse root`, and absolute for others.
     """
 
     degree: int
@@ -83,7 +83,7 @@ class Packing:
         return -(-width // self.columns)
 
     def linear(self, in_width: int, out_width: int) -> tuple[int, int, int]:
-        """Return a linear's numbers of baby steps, of giant steps, and of final rotations that add up partial sums."""
+        """Return a linear's numbers of baby steps, of giant steps, and of the final rotations that add partial sums."""
         read, written, a, b = *map(self.period, (in_width, out_width)), *map(self.num, (in_width, out_width))
         diagonals = min(read, written)
         powers = [1 << k for k in range(diagonals.bit_length())]
@@ -117,7 +117,7 @@ def log2(power: int) -> int:
 
 
 def packing_of(nodes: Sequence[Node], slots: int) -> Packing:
-    """Return a graph's packing, in which `tokens` is the most rows of any op's output, rounded up to a power of two.
+    """Return a graph's packing, in which `tokens` is the largest number of output rows, rounded up to a power of two.
 
     Only token embeddings, linears, vocabulary projections, LayerNorms, RMSNorms and additions count; `tokens` is 1 if
     there are none. A UserError is raised if `tokens` exceeds `slots`.
@@ -173,7 +173,7 @@ class Tally(Machine):
         return self._counted("rotation", value)
 
     def plain(self, value: Levels, slots: Any, into: int = 0) -> Levels:
-        """Count products with plaintexts. into: number of sums over all ciphertexts of the value; 0 without sums."""
+        """Count products with plaintexts. into: number of ciphertexts to which they are summed; 0 for no sums."""
         return self._counted("plain_product", value, into or 1)[:1] * (into or len(value))
 
     def multiplied(self, a: Levels, b: Levels) -> Levels:
@@ -226,7 +226,7 @@ def _split(m: Any, powers: dict[int, Any], coefficients: tuple[float, ...], baby
 
 
 def inverse(m: Any, x: Any, gain: Any = 1.0) -> Any:
-    """Return gain / x for x in (0, 1], as gain times the product of 1 + (1 - x)^(2^k), k from 0 to INVERSE_STEPS."""
+    """Return gain / x as gain times the product of 1 + (1 - x)^(2^k), k from 0 to INVERSE_STEPS; x as in `FORMS`."""
     rest = m.shifted(m.negated(x), 1.0)
     result = m.combined([rest], [gain], gain)
     for _ in range(INVERSE_STEPS):
@@ -236,7 +236,7 @@ def inverse(m: Any, x: Any, gain: Any = 1.0) -> Any:
 
 
 def inverse_root(m: Any, x: Any, coefficients: Sequence[float]) -> Any:
-    """Return 1 / sqrt(x): a series, refined by Newton steps, in which y becomes y (3 - x y^2) / 2.
+    """Return 1 / sqrt(x): the value y of a series, refined by Newton steps, each of which makes it y (3 - x y^2) / 2.
 
     x must be in the range of `FORMS["inverse root"]`. coefficients: the ROOT_DEGREE + 1 of the Chebyshev series of
     1 / sqrt(x) on that range.

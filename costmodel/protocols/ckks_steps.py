@@ -21,8 +21,10 @@ class Step:
     """A part of an op that runs without a bootstrap inside.
 
     kind: the step's role in the op, such as `square`. inputs: names of the steps or graph inputs that it reads.
-    program: its function of a machine and the inputs. depth: levels that it uses up, 0 if values are only moved and
-    added. ciphertexts: number of ciphertexts of its output. distinct: slots after which a ciphertext's content repeats.
+    program: function of a machine (`ckks_forms.Machine`) and the inputs, which returns the output's ciphertexts.
+    depth: levels that it uses up; 0 if values are only moved and added. work: number of runs of each primitive, by
+    levels used up since the step began. output: the value that it makes. ciphertexts: number of ciphertexts of the
+    output. distinct: number of slots after which the content of a ciphertext repeats.
     """
 
     node: Node
@@ -42,7 +44,7 @@ class Step:
 
 @dataclass
 class Steps:
-    """Collects the steps of nodes in `done`. node: the node whose steps are added.
+    """Collects the steps of nodes in `done`. node: the node whose steps are added next.
 
     wanted: width and number of parts of the output of linears that make queries, keys or values, by node name.
     """
@@ -66,7 +68,8 @@ class Steps:
     ) -> Value:
         """Add a step that reads the values `read`, and return its output.
 
-        out: layout of the output; None for the first input's. sizes: number of ciphertexts of each input, if not `num`.
+        out: layout of the output; None for that of the first input. sizes: number of ciphertexts that the program uses
+        of each input; None for all.
         """
         node, layout, sizes = self.node, replace(out or read[0], name=""), sizes or tuple(map(self.num, read))
         if (key := (node.op, kind, layout, sizes)) not in self.counted:
@@ -89,7 +92,7 @@ class Steps:
         return output
 
     def product(self, a: Value, b: Value) -> Value:
-        """Add a product, and return its output; if b has fewer ciphertexts than a, those of b are used repeatedly."""
+        """Add a product, and return its output; if b has fewer ciphertexts than a, they are used repeatedly."""
         return self.add("product", lambda m, x, y: m.product(x, y), a, b)
 
     def times(self, kind: str, *read: Value) -> Value:

@@ -4,14 +4,14 @@ Parties and dealer are semi-honest.
 
 Bytes and rounds are exact for the steps that CrypTen's tensors take when the op's function in `execution.op_functions`
 runs on them. Numbers have 64 bits. A product opens both factors, masked, at once; a factor that is broadcast is opened
-once. Parties draw their masks from seeds that the dealer sent them, except for the client's share of a product of
-masks, which the dealer sends. Bytes between the parties are `online_bytes`, those from the dealer `setup_bytes`; the
-headers of messages are not counted.
+once. Parties draw their shares of masks from seeds that the dealer sent them; only the client's shares of products of
+masks are sent. Bytes between the parties are `online_bytes`, those from the dealer `setup_bytes`; the headers of
+messages are not counted.
 
 Weights are secret-shared. Products with public numbers are local. So are truncations, since each party truncates its
 share: with 16 fraction bits, a result is now and then wrong by 2^48 units in the last place, more often if it is large.
-Only norms divide exactly, with the dealer's help (`quotient`). Exponentials, reciprocals and roots are right only in a
-range (`engine.crypten_arrays`), which does not affect their cost.
+Only norms avoid it, with the dealer's help (`quotient`). Exponentials, reciprocals and roots are right only in a range
+(`engine.crypten_arrays`), which does not affect their cost.
 
 Sources: Knott et al. 2021, CrypTen, https://arxiv.org/abs/2109.00984; for every formula crypten 0.4.1,
 https://github.com/facebookresearch/CrypTen, the files that functions name, as its configs/default.yaml sets them.
@@ -42,13 +42,12 @@ WEIGHT_SCALE = 8  # factor of the weight matrices of linears, since weights are 
 
 
 def opened(elements: int, dealt: int) -> Comm:
-    """Return the cost of opening `elements` numbers, both parties at once, for which the dealer sends `dealt` numbers.
+    """Return the cost of opening `elements` numbers to both parties, for which the dealer sends `dealt` numbers.
 
     Source: communicator.py, all_reduce.
     """
     sent, ahead = WORD_BYTES * elements, WORD_BYTES * dealt
-    online_bytes = NUM_PARTIES * sent
-    return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=online_bytes, setup_bytes=ahead, waited_bytes=sent)
+    return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * sent, setup_bytes=ahead, waited_bytes=sent)
 
 
 def product(left: int, right: int, result: int | None = None) -> Comm:
@@ -128,8 +127,8 @@ def inverse_root(elements: int) -> Comm:
 def logistic(elements: int, *, bounded: bool = False) -> Comm:
     """Return the cost of the logistic function: r = 1 / (1 + exp(-|x|)), or 1 - r if x is negative.
 
-    bounded: whether |x| may exceed the range of the exponential, so that another comparison and product set the
-        exponential to 0. Source: `crypten_arrays`.
+    bounded: whether the exponential is set to 0 where |x| exceeds its range, by another comparison and product. Source:
+        `crypten_arrays`.
     """
     pair = _pair(elements)
     sign = [is_negative(2 * elements), pair] if bounded else [is_negative(elements)]
@@ -161,7 +160,7 @@ class CryptenSetting(EngineSetting):
     device: Where the parties compute: on CPUs, on GPUs (`cuda`), or, for tests, on CPUs as if on GPUs (`emulated`).
 
     Raises UserError for another ring, `fraction_bits` below 12 or above 24, weights that one party holds, reused masks,
-    or several threads.
+    or another number of threads than 1.
     """
 
     formulas_of: ClassVar[str] = "CrypTen 0.4.1"
@@ -187,7 +186,7 @@ class CryptenSetting(EngineSetting):
 
 
 def comm(op: Op, setting: CryptenSetting) -> Comm:
-    """Return the rounds, messages and bytes of one op; a UserError is raised for an op or a form without a formula.
+    """Return the rounds, messages and bytes of one op; a UserError is raised for public weights, or without a formula.
 
     The dealer sends the client all numbers for an op in one message, while the parties open numbers to each other.
     """

@@ -5,8 +5,8 @@
     compute seconds of an op = fixed_s of its kind + sum over units of work of per_unit_s x count
 
 Nothing overlaps: within an op a party computes, then sends, then waits, as in the engine. The latency includes all
-seconds of preprocessing. The start-up seconds (keys, first oblivious transfers) are added to the embedding, which every
-decoder has once.
+seconds of preprocessing. The start-up seconds (keys, first oblivious transfers) are added to the token embedding, of
+which a decoder usually has one.
 
 Compute seconds are fitted on measured runs. Each party was a process on the same machine, so seconds include handing
 messages to TCP and back. Coefficients are at least 0, so that seconds never fall as work grows. The work of a matrix
@@ -52,7 +52,7 @@ class KindSeconds:
     held_out_error: Greatest relative error on an op that was left out of the fit; the error to expect for sizes
         between the measured ones.
 
-    Raises UserError for negative or infinite seconds or errors, or if `per_unit_s` and `greatest` have other units.
+    Raises UserError for negative or infinite seconds or errors, or if `per_unit_s` and `greatest` differ in units.
     """
 
     fixed_s: float
@@ -83,7 +83,7 @@ class OpSeconds:
         fewest OT batches, only these runs count.
     num_runs: Number of runs.
 
-    Raises UserError for a number that is negative or not finite.
+    Raises UserError for seconds or a spread that are negative or not finite.
     """
 
     seconds: float
@@ -97,12 +97,12 @@ class OpSeconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeTestbed:
-    """The compute seconds of each kind of op under one protocol, with all parties on one machine.
+    """The compute seconds of kinds of op and of single ops under one protocol, with all parties on one machine.
 
     engine, machine, measured_on: Engine with its version, description of the machine, and date of the measurement.
     threads: Threads of each party.
-    start_s: Seconds of keys and first oblivious transfers, once a run. Raises UserError if negative or not finite.
-    kinds, ops: The fit of each kind by `fitted_kind`; the measurement of single ops by `op_name`.
+    start_s: Seconds of start-up once a run, such as for keys. Raises UserError if negative or not finite.
+    kinds, ops: Fits by name of a kind (`fitted_kind`), and measurements of single ops by name (`op_name`).
     notes: Further facts about the measurement, in words.
     """
 
@@ -132,7 +132,7 @@ def _check(**values: float) -> None:
 def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
     """Return an op's amounts of work by unit, such as `elements` or `products`, by which `per_unit_s` is multiplied.
 
-    A matrix product counts all its tiles, each with the operands that it reads again.
+    A matrix product counts its tiles separately, so an operand that several tiles read counts several times.
     """
     if not op.is_product:
         return op.work
@@ -184,7 +184,7 @@ def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 
 
 def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """Return the largest ratio, over units, of an op's work to the most that was fitted: at least 1; 1 if measured."""
+    """Return the largest ratio of an op's work to the fitted maximum, over units; at least 1, 1 if it was measured."""
     if op_name(op, weights) in testbed.ops:
         return 1.0
     greatest = _measured(op, weights, testbed).greatest
@@ -195,8 +195,8 @@ def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
     """Return the absolute error to expect of an op's seconds, in seconds.
 
-    For an op that was measured at its full size it is the spread. For others it is the held-out error of their kind,
-    plus as much again for every doubling beyond the fitted sizes.
+    For an op that was measured at its full size, this is the spread; for others, the held-out error of their kind, plus
+    as much again for every doubling beyond the fitted sizes.
     """
     seconds = seconds_of(op, weights, testbed)
     if known := testbed.ops.get(op_name(op, weights)):
@@ -272,7 +272,7 @@ class ByFormula(Pricer):
         return 0.0
 
     def start_s(self, op: Op) -> float:
-        """Return the seconds that a run's start-up adds to this op: 0 for all but one op of a model, and by default."""
+        """Return the seconds of a run's start-up that are charged to this op; 0 unless a subclass says otherwise."""
         return 0.0
 
     def price(self, op: Op) -> Price:
@@ -346,7 +346,7 @@ def load(
     testbed: Path | None = None,
     setting: EngineSetting | None = None,
 ) -> Derived:
-    """Return a protocol's pricer; default network: `lan`, testbed: the package's, setting: the protocol's default.
+    """Return a protocol's pricer, by default on network `lan`, with the package's testbed and the default setting.
 
     Raises:
         UserError: If the network or testbed file is not valid, the protocol does not support the setting, or the

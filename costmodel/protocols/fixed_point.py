@@ -58,10 +58,9 @@ def weight_sum(op: Op, setting: EngineSetting) -> Calls:
 def constant_product(factor: float, setting: EngineSetting) -> Calls:
     """Return the calls that multiply by a constant: none for 1, and a wider truncation for a very small constant.
 
-    If the constant is below 4 units of the last fraction bit, the engine multiplies by 2^k times the constant and
-    truncates k bits more; 2^k is the greatest power of two less than the constant's inverse. Signs do not matter.
-    Source: SecretFlow-SPU, libspu/dialect/ring, ImproveMulSmallConstant. We measured that 0.9.5 does the same below the
-    limit, but not at the limit.
+    If the constant's absolute value c is below 4 units of the last fraction bit, the engine multiplies by 2^k times the
+    constant and truncates k bits more; 2^k is the greatest power of two less than 1 / c. Source: SecretFlow-SPU,
+    libspu/dialect/ring, ImproveMulSmallConstant. We measured that 0.9.5 does the same below the limit, but not at it.
     """
     if factor == 1:
         return ()
@@ -174,7 +173,7 @@ def _arithmetic(bits: int) -> Calls:
 
 
 def reduction(length: int, function: Calls) -> Calls:
-    """Return the calls that combine `length` elements by a tree, in which `function` are the calls for two elements.
+    """Return the calls that combine `length` elements by a tree; `function`: the calls that combine two elements.
 
     At a level of odd length the last element is left over, and combined at the end. Source: hlo/reduce.cc, TreeReduce.
     """

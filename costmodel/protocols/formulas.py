@@ -23,14 +23,14 @@ class EngineProtocol:
     setting: The class of the protocol's settings.
     trust: Whom you must trust, and the number of computing parties.
     comm: Function of an op and a setting that returns the op's cost, independent of the ops before it.
-    in_order: Function of a run's ops and a setting that returns the cost of each op, in order, if the run starts
-        without preprocessing. None if no op's cost depends on the ops before it.
+    in_order: Function of a run's ops and a setting that returns the cost of each op, in order, in a run that starts
+        without preprocessing; None if no op's cost depends on the ops before it.
     num_shares: Number of ring elements that make up one party's share of an element.
     keeps_masks: Whether a run can reuse the masks of weights from an earlier run.
     matrix_work: Function of calls that returns the amounts of work of their matrix products, by unit.
     is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
     deals_ahead: Whether a dealer prepares the next ops while the parties compute.
-    fraction_bits: Numbers of fraction bits, from which a run takes the largest that can represent the model's numbers.
+    fraction_bits: Numbers of fraction bits, of which a run takes the first that keeps the model's numbers in range.
         If empty, a run takes the number in its setting.
     """
 
@@ -47,7 +47,7 @@ class EngineProtocol:
     fraction_bits: tuple[int, ...] = ()
 
     def walk(self, some: Sequence[Op], setting: EngineSetting) -> tuple[Comm, ...]:
-        """Return the cost of each op in `some`, in order, in a run of all of them that starts without preprocessing."""
+        """Return the cost of each op of a run, in order; the run starts without preprocessing."""
         return one_by_one(self.comm, some, setting) if self.in_order is None else self.in_order(some, setting)
 
 

@@ -32,11 +32,11 @@ def fit(
     these have the least mean relative error.
 
     Args:
-        rows, targets: Counts of terms in each row, and each row's measured value. The terms of the first row that are
-            not in `fixed` are fitted; every row must have these and the fixed terms. A term without counts gets 0.
-        worst: Greatest relative error allowed on a row; if no coefficients satisfy it, the smallest bound that some
+        rows, targets: Counts of terms in each row, and each row's measured value. Fitted are the terms of the first row
+            that are not in `fixed`; every row must have these and the fixed terms. A term that is 0 in all rows gets 0.
+        worst: Greatest relative error allowed on a row; if no coefficients satisfy it, the least bound that some
             coefficients satisfy is used instead.
-        fixed: Given coefficients, by term, which are not fitted.
+        fixed: Coefficients that are given and not fitted, by term.
     """
     terms = [term for term in rows[0] if term not in fixed]
     matrix, column_scale = _scaled(rows, targets, terms)
@@ -78,7 +78,7 @@ def extremes(
 
     Coefficients must be >= 0, reproduce each row's target within the relative `tolerance`, and lie within `bounds` (the
     least and greatest coefficient, by term). Every row must have the terms of `counts`. The greatest sum is infinite if
-    neither rows nor bounds limit a term. A UserError is raised if no coefficients satisfy all this.
+    nothing limits a term whose count is not 0. A UserError is raised if no coefficients satisfy all this.
     """
     matrix, column_scale = _scaled(rows, targets, tuple(counts))
     columns = zip(counts, column_scale, strict=True)

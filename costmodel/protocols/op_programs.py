@@ -27,7 +27,7 @@ SHARED: Calls = (Call(primitive="share", elements=1),)  # of a public number, su
 def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
     """Return the calls of one op, in order; a local op has none.
 
-    `share_bytes` is the bytes of one party's share of one element, which decide how a matrix product is cut into tiles.
+    `share_bytes` is the bytes of one party's share of one element; they decide how a matrix product is cut into tiles.
     A UserError is raised for an op without a program, a product of more than `MOST_TILES` tiles, or a division, square
     root or erf in a ring of 32 bits.
     """
@@ -70,7 +70,7 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
 
 
 def matrix_work(calls: Calls) -> dict[str, int]:
-    """Return the work of the matrix products in `calls`: `products` of numbers, and `operands` (factors' elements)."""
+    """Return the work of the matrix products in `calls`: `products` of numbers, and `operands`, elements of factors."""
     products = [(call.operands // sum(call.factors)) * call.elements for call in calls if call.factors]
     return {"products": sum(products), "operands": sum(call.operands for call in calls)}
 

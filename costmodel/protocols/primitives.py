@@ -63,12 +63,12 @@ class EngineSetting:
 
     @property
     def of_first_run(self) -> "EngineSetting":
-        """The setting of the first of several runs, which opens weights under fresh masks that later runs reuse."""
+        """The setting of the first of several runs: masks of weights are fresh, even if later runs reuse them."""
         return replace(self, weight_masks="fresh")
 
     @property
     def of_testbed(self) -> dict[str, int]:
-        """Values, by field name, on which compute seconds depend; a testbed must have been measured with them."""
+        """Values, by field name, with which a testbed must have been measured."""
         return {"threads": self.threads, "ring_bits": self.ring_bits, "fraction_bits": self.fraction_bits}
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ def local(call: Call, _: object) -> Comm:
 
 
 def refuse_public(op: Op, protocol: str) -> None:
-    """Raise UnpricedOpError if an op's weights are public, for a protocol with formulas for hidden weights only."""
+    """Raise UnpricedOpError if an op's weights are public; the protocol has formulas only for hidden weights."""
     if op.public:
         raise UnpricedOpError(
             f"`public_layers` go with protocols semi2k, aby3 and cheetah, but got protocol {protocol}, which has no "
@@ -180,7 +180,7 @@ def on(elements: int, calls: Calls) -> Calls:
 
 
 def stored_bytes(bits: int) -> int:
-    """Return in how many bytes the engine stores and sends `bits` shared bits: a power of two, at least 1."""
+    """Return the number of bytes, a power of two, in which the engine stores and sends `bits` shared bits."""
     return max(1, 1 << max(0, (bits - 1).bit_length() - 3))
 
 

@@ -9,7 +9,7 @@ source. Rounds, messages and the parts of bytes (online, offline) and of seconds
 Assumptions of the counts:
 
 - A linear costs its input and output elements, which travel as ciphertexts, and a fixed amount per row for handling the
-  row's ciphertexts, whatever its width. QKV is one packed linear d -> 3d, so its rows count once.
+  row's ciphertexts, whatever its width. In the rows, QKV is one packed linear d -> 3d, so its rows count once.
 - The two attention products cost their queries, keys, values and mixed outputs, all of `head_dim` features per head;
   costs per query and key are in the softmax.
 - Embedding and projection cost tokens x vocabulary each, with one shared coefficient. The rows identify the sum of both
@@ -56,7 +56,7 @@ class PublishedRow:
     """One row of the papers' tables, in their units (GFLOP, GB of 1e9 bytes, minutes); Decimal keeps printed digits.
 
     sent_gigabytes: Total communication. The papers do not say whether it counts one party or both.
-    ffn_gflop, attention_gflop: By the papers' own counting convention.
+    ffn_gflop, attention_gflop: By the papers' own way of counting.
     perplexity: None where training diverged (printed as NaN).
     held_out: Whether the row is kept out of every fit.
     """
@@ -116,7 +116,7 @@ TRUST = Trust(
     randomness="the two parties themselves, as in the papers (Cheetah)",
     dealer=False,
 )
-TESTBED = Path(__file__).parents[1] / "testbeds" / "published.yaml"
+TESTBED = TESTBEDS / "published.yaml"
 
 # term -> what is counted
 TERMS: dict[str, str] = {

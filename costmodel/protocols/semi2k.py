@@ -4,10 +4,9 @@ A call consumes correlations (correlated randomness) one after the other. Each c
 parties open to each other at once, so it takes one round and only the masked numbers are sent. Bytes are those that the
 two parties send each other. If one party holds a factor of a product, the engine shares it first, which is local.
 
-The dealer's traffic is not included: the engine's default dealer is its first party, which expands seeds that are
-exchanged once at start-up, so no call has preprocessing bytes. That party could unmask what the other hides, so a cost
-without preprocessing assumes a dealer that both trust. `costmodel/randomness.py` prices the alternatives: a separate
-dealer, or randomness that the parties make themselves.
+No call has preprocessing bytes: the engine's default dealer is its first party, which expands seeds that are exchanged
+once at start-up. That party could unmask what the other hides, so both must trust it. `costmodel/randomness.py` prices
+the alternatives: a separate dealer, or randomness that the parties make themselves.
 
 Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k, its calls of `beaver()`, and libspu/mpc/ab_api.cc
 (https://github.com/secretflow/spu); Cramer et al. 2018, SPDZ2k, for the products.
@@ -39,7 +38,7 @@ class Correlation:
     elements: Number of elements of the result of the step that consumes the randomness.
     bits: Bits of each element; an element of `and` or `bit` consists of `bits` correlations of single bits.
     shape: Rows, inner dimension and columns of a matrix product; empty for other kinds.
-    opened: Whether the right factor of a `matrix` was opened in an earlier run; the factor's mask is made nevertheless.
+    opened: Whether the right factor of a `matrix` was opened in an earlier run; its mask is generated all the same.
     """
 
     kind: Kind

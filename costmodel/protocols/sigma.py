@@ -89,7 +89,7 @@ class ClassSeconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigmaTestbed:
-    """Fitted seconds by class of op, with the machine and source of the logs, and the fitted runs' names (`rows`).
+    """Fitted seconds by class of op. machine, source: those of the logs. rows: names of the fitted runs.
 
     Raises UserError unless `classes` has exactly the names in CLASSES.
     """
@@ -110,7 +110,7 @@ def class_of(op: Op) -> Class:
 
 
 def work(op: Op, cost: Comm) -> dict[Unit, int]:
-    """Return an op's work: `rounds` and `key_bytes` of `cost`, and `weights`, the elements of a product's weight."""
+    """Return an op's work by unit: `rounds` and `key_bytes` of `cost`, and `weights`, a product weight's elements."""
     weights = math.prod(op.weight_shapes["weight"]) if op.is_product and op.weight_shapes else 0
     return {"rounds": cost.rounds, "key_bytes": cost.key_bytes, "weights": weights}
 
@@ -140,14 +140,14 @@ class Sigma(ByFormula):
         return sum(per_unit_s[unit] * count for unit, count in work(op, cost).items())
 
     def error_s(self, op: Op, cost: Comm) -> float:
-        """Return the held-out error, in seconds, plus as much per doubling above or halving below the fitted work."""
+        """Return the held-out error, in seconds, plus as much per doubling above, or halving below, the fitted work."""
         fitted, counts = self.testbed.classes[class_of(op)], work(op, cost)
         below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
         doublings = math.log2(max(self.extrapolation(op), *below, 1.0))
         return self._seconds(op, cost) * fitted.held_out_error * (1 + doublings)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """Return, in words, a graph's types of op that are larger than any fitted op, and a KV cache if it has one."""
+        """Return, in words, a graph's types of op that are larger than the fitted ops, and a KV cache if it has one."""
         nodes = tuple(graph)
         is_cached = any(isinstance(node.op, KeyValueCache) and node.op.past_len for node in nodes)
         return (*ByFormula.extrapolated(self, nodes), *([CACHED] if is_cached else []))
@@ -163,7 +163,7 @@ def load(
     testbed: Path | None = None,
     setting: SigmaSetting | None = None,
 ) -> Sigma:
-    """Return the protocol's pricer; default network: `lan`, testbed: the package's, setting: that of GPT-2 in the code.
+    """Return the protocol's pricer, by default on network `lan`, with the package's testbed and the setting of GPT-2.
 
     A UserError is raised for an unknown network or a file that is not valid.
     """

@@ -57,7 +57,7 @@ class SigmaSetting:
 
 
 def opened(elements: int, bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Return the cost of opening `elements` numbers of `bits` bits: both parties send their shares at once.
+    """Return the cost of opening `elements` numbers of `bits` bits; both parties send their shares at once.
 
     Shares are packed if `bits` is below `word_bits`, the width in which a number is stored. Source: gpu_comms.h and
     sigma_comms.cpp of `utils`, compressMem and getMemSz.
@@ -98,8 +98,8 @@ def comparison_key(elements: int, bits: int) -> int:
 def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = True) -> Comm:
     """Return the cost of looking up `elements` entries of a public table of 2^bits numbers.
 
-    A point function is evaluated at every entry; its sign is opened, then its value. The entries that were found are
-    opened if `is_opened`, or stay shared. Source: gpu_lut.cu, gpuDpfLUT.
+    A point function is evaluated at every entry; its sign is opened, then its value. The entries found are opened if
+    `is_opened`, and otherwise stay shared. Source: gpu_lut.cu, gpuDpfLUT.
     """
     point = 2 * 3 * HEADER + elements * (BLOCK * (bits - TREE_BITS + 2) + 4)
     keys = HEADER + point + packed_bytes(elements) + _selection_key(elements)
@@ -164,7 +164,7 @@ def gated(elements: int, ring_bits: int, fraction_bits: int, table_bits: int) ->
 def multiplied(elements: int, factors: int, ring_bits: int) -> Comm:
     """Return the cost of element-wise products by Beaver's method, where only the products are opened.
 
-    elements: number of products and of left factors. factors: number of right factors, some used for several products.
+    elements: number of products and of left factors. factors: number of right factors, which may be fewer.
 
     Source: gpu_mul.cu; gpu_window.cu, windowMul.
     """
@@ -172,7 +172,7 @@ def multiplied(elements: int, factors: int, ring_bits: int) -> Comm:
 
 
 def squared(elements: int, ring_bits: int, sums: int | None = None) -> Comm:
-    """Return the cost of `elements` squares, of which only `sums` sums are opened; all squares are opened if None.
+    """Return the cost of `elements` squares; `sums` sums of them are opened or, if that is None, the squares.
 
     Source: gpu_layernorm.cu, gpuLayerNorm.
     """
@@ -190,7 +190,7 @@ def matrix_product(operands: int, outputs: int, ring_bits: int) -> Comm:
 
 
 def inverse_root(rows: int, ring_bits: int) -> Comm:
-    """Return the cost of `rows` inverse roots on the CPU, from a table by exponent and mantissa of a number.
+    """Return the cost of `rows` inverse roots, which the CPU looks up by a number's exponent and mantissa.
 
     There are 5 openings, and 3 synchronisations of a byte each.
     Source: api.cpp, fixtobfloat16.cpp and src/llama/comms.cpp of ext/sytorch/ext/llama: Rsqrt, F2BF16, LUT_dfpet,

@@ -53,7 +53,7 @@ Formula: TypeAlias = Callable[[Any, SigmaSetting], Comm]
 
 
 def comm(op: Op, setting: SigmaSetting) -> Comm:
-    """Return the rounds, messages, bytes and keys of one op; a UserError is raised for an op without a formula."""
+    """Return the communication and keys of one op; a UserError is raised for public weights, or without a formula."""
     if op.is_local:
         return NOTHING
     refuse_public(op, "sigma")

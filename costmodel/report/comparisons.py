@@ -34,7 +34,7 @@ NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
 def document(
     comparison: Comparison, title: Mapping[str, Any], deployment: DeploymentFacts, on_network: Estimate | None
 ) -> dict[str, Any]:
-    """Return the comparison as JSON data, in SI units, with every key always present and null if not known.
+    """Return the comparison as JSON data in SI units; every key is always present, with null for what is not known.
 
     title: first entries of the data, which name the model. on_network: prediction for a network, or None. Costs in
     `by_op` sum to `total`. `network` is null, since latency is measured with one process per party on one machine.
@@ -138,7 +138,7 @@ def _engine(comparison: Comparison) -> str:
 
 
 def summary(comparison: Comparison, model: str, deployment: DeploymentFacts, on_network: Estimate | None) -> list[str]:
-    """Return the main results as lines. model: the model in words. on_network: prediction for a network, or None."""
+    """Return the main results as lines. model: the model in words. Other arguments are those of `document`."""
     predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
     difference = _difference(predicted.sent_bytes, measured.sent_bytes)
     whose = shown(deployment["public_layers"], deployment["client_layers"])
@@ -200,7 +200,7 @@ def _memory_line(memory: PeakMemory | None, measured: Sequence[int | None]) -> s
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return a table of predicted and measured costs, with a row per op, per type of op, and for the total."""
+    """Return a table of predicted and measured costs: a row per op, then one per type of op, and the total."""
     titles = ["predicted bytes", "measured", "difference", "predicted messages", "measured", "rounds"]
     shown = table(["op"], [*titles, "predicted s", "measured"], [])
     kinds: dict[str, list[tuple[Comm, Measured, float | None]]] = {}

@@ -37,8 +37,8 @@ PRICE_KEYS = (
 def op_records(estimate: Estimate) -> list[dict[str, Any]]:
     """Return a record of every op, in order; costs are in SI units and sum to the total.
 
-    The keys are `op` (the class), `layer`, `name`, `shape` (integer field -> value), those in PRICE_KEYS, and
-    `extrapolation`, the op's amount of work over the largest in the fitted data (None if not known).
+    The keys are `op` (the class), `layer`, `name`, `shape` (made by `ops.shape`), those in PRICE_KEYS, and
+    `extrapolation`: the op's amount of work over the largest in the fitted data, at least 1; None if not known.
     """
     return [
         {
@@ -63,7 +63,7 @@ def total_document(estimate: Estimate) -> dict[str, Any]:
 
 
 def setting_document(priced: Sequence[Op], setting: Setting | None, deployment: DeploymentFacts) -> dict[str, Any]:
-    """Return number representation, secret and public data, deployment, and forms of GELU and softmax, as JSON data."""
+    """Return as JSON data how numbers are represented, what is secret, the deployment, and form of GELU and softmax."""
     return {
         "formulas_of": setting and setting.formulas_of,
         "ring_bits": setting and setting.ring_bits,
@@ -97,7 +97,7 @@ def price_numbers(price: Price) -> dict[str, float | int | None]:
 
 
 def estimate_tables(estimate: Estimate) -> list[Table]:
-    """Return a table of costs per layer (embedding and head too; equal neighbours on one line), and one per op type."""
+    """Return a table of costs by layer, in which equal neighbours share a line, and one by type of op."""
     layers = []
     for price, group in groupby(estimate.by_layer, key=itemgetter(1)):
         alike = [layer for layer, _ in group]
@@ -129,7 +129,7 @@ def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -
 
 
 def trust_document(trust: Trust, made: Sequence[GeneratorCost] = ()) -> dict[str, Any]:
-    """Return a trust as JSON data. made: costs of ways to do without the dealer, which are not measured."""
+    """Return a trust as JSON data. made: costs, by formula, of other ways to make the correlated randomness."""
     return {
         **facts(trust),
         "alternatives": [
@@ -161,7 +161,7 @@ def made_table(made: Sequence[GeneratorCost]) -> Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """The costs of runs that each make one new token in all `batch` sequences; the first run reads the prompts."""
+    """The cost of each run, in order: one new token of each of `batch` sequences; the first run reads the prompts."""
 
     prompt_len: int
     by_token: tuple[Price, ...]
@@ -178,7 +178,7 @@ class Tokens:
 
 
 def tokens_document(tokens: Tokens) -> dict[str, Any]:
-    """Return costs as JSON data: of the prompt's run, of later runs together (`decode`), and of each run."""
+    """Return costs as JSON data: the mean per token, the prompt's run, later runs together (`decode`), and each run."""
     prompt, *steps = tokens.by_token
     return {
         "new_tokens": len(tokens.by_token),
@@ -190,7 +190,7 @@ def tokens_document(tokens: Tokens) -> dict[str, Any]:
 
 
 def token_records(tokens: Tokens) -> list[dict[str, Any]]:
-    """Return a record per new token: its number from 1, the tokens of the sequence before it (`read`), and its cost."""
+    """Return a record per new token: its number, from 1, the number of tokens before it (`read`), and its cost."""
     return [
         {"token": index, "read": tokens.prompt_len + index - 1, **asdict(price)}
         for index, price in enumerate(tokens.by_token, start=1)

@@ -22,7 +22,7 @@ KEPT = "if an earlier run has made the masks"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """Flags that lower a cost further, and the cost per new token with these flags and those of all earlier savings.
+    """Flags that lower a cost, and the cost per new token with these flags and those of all savings listed before it.
 
     note: what the flags reveal or assume, in words; empty if nothing.
     """
@@ -43,10 +43,11 @@ def savings(
     context: int | None = None,
     makes_masks: bool = False,
 ) -> tuple[Saving, ...]:
-    """Return savings, each of which lowers the latency that earlier ones leave by at least `LEAST`, the largest first.
+    """Return savings, each of which lowers the latency that those before it leave by at least the share `LEAST`.
 
-    Savings that reveal or assume something come last, in a fixed order. The result is empty for a graph that has no
-    `TokenEmbedding` or cannot be priced. Costs are per new token of a sequence. Raises UserError if `whole` does.
+    Each one saves most of those left, but savings that reveal or assume something come last, in a fixed order. There
+    are none for a graph that has no `TokenEmbedding` or cannot be priced. Costs are per new token of a sequence. Raises
+    UserError if `whole` does.
 
     Args:
         whole: Function that returns the op graph for a number of prompt tokens, before deployment.

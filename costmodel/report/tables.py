@@ -18,7 +18,7 @@ def table(
     footers: Mapping[str, str] | None = None,
     title: str | None = None,
 ) -> Table:
-    """Return a table. left, right: titles of the columns of names, and of numbers; footers: title -> footer."""
+    """Return a table. left, right: titles of its left-aligned, then its right-aligned columns; footers: by title."""
     shown = Table(box=None, pad_edge=False, show_footer=footers is not None, title=title, title_justify="left")
     shown.title_style = ""
     for name in left:
@@ -44,7 +44,7 @@ def print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:
 
 
 def print_csv(records: Sequence[Mapping[str, Any]]) -> None:
-    """Print records, all with the same keys, as CSV; a mapping inside a record becomes words `name=value`."""
+    """Print records, all with the same keys, as CSV; a mapping in a record is written as `name=value name=value`."""
     if not records:
         return
     writer = csv.DictWriter(sys.stdout, fieldnames=list(records[0]), lineterminator="\n")

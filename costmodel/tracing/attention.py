@@ -1,8 +1,8 @@
 """Recognise attention in an exported program: a fused kernel, or two products around a softmax.
 
-An attention includes everything that rotates queries and keys, arranges heads, or scales scores, caps them by a tanh or
-divides them by temperatures. Masks are public, and the full square of scores is counted. The public factors of queries
-and keys, such as 1/sqrt(head_dim), are multiplied into one; if there are none, the first factor of the scores is taken.
+An attention includes all operations that rotate queries and keys, arrange heads, scale scores, cap them by a tanh or
+divide them by temperatures. Masks are public, and the full square of scores is counted. The factor of `AttentionScores`
+is the product of all public factors of queries and keys, or if there are none, the first one of scores before any tanh.
 """
 
 from dataclasses import dataclass, field, replace
@@ -42,12 +42,12 @@ class _Operand:
 
 
 def fused(program: Program, node: FxNode) -> TracedOps:
-    """Return the ops of a fused attention kernel whose whole output is used; none if `node` is not recognised."""
+    """Return the ops of `node`, a fused attention kernel; an empty tuple if it is not recognised."""
     return _fused(program, node, node, argument(node, 2, "value"))
 
 
 def narrowed(program: Program, node: FxNode) -> TracedOps:
-    """Return the ops for the first columns of a fused attention kernel, if `node` takes no others; otherwise none."""
+    """Return the ops of a fused attention kernel of which `node` slices the first columns; empty if not recognised."""
     source, last = node.args[0], len(size(node)) - 1
     kernel = source.args[0] if kind(source) == "getitem" and source.args[1] == 0 else source
     if (
@@ -88,7 +88,7 @@ def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> Tr
 
 
 def spelled(program: Program, node: FxNode) -> TracedOps:
-    """Return the ops of softmax(queries @ keys^T) @ values, whose last product is `node`; none if not recognised."""
+    """Return the ops of softmax(queries @ keys^T) @ values, whose last product is `node`; empty if not recognised."""
     if len(program.secret_inputs(node)) != 2:
         return ()
     weights, values = node.args[:2]
@@ -111,7 +111,7 @@ def spelled(program: Program, node: FxNode) -> TracedOps:
 
 
 def shaped(program: Program, node: FxNode) -> TracedOps:
-    """Return the ops of a * values + b * (softmax @ values) - c * (running mean of values); none if not recognised.
+    """Return the ops of a * values + b * (softmax @ values) - c * (running mean of values); empty if not recognised.
 
     `node` is the difference. The factors a, b and c are learned, one of each per head.
     """
@@ -311,15 +311,15 @@ HIDING = -1e3  # a mask adds a number below this to hide a score: -1e4 in OpenAI
 
 
 def seen_by(mask: Any) -> Any:
-    """Return booleans: where a mask leaves scores visible, because the mask is true or adds more than `HIDING`."""
+    """Return as a bool tensor where a mask leaves scores visible: where it is true, or adds more than `HIDING`."""
     return mask > HIDING if mask.dtype.is_floating_point else mask.bool()
 
 
 def unmasked(program: Program, node: FxNode, seen: list[Any]) -> tuple[FxNode, Any] | None:
-    """Return the scores before `node` masks them, and where they stay visible (None: everywhere); None if it does not.
+    """Return the scores before `node` masks them, and where they stay visible (None: everywhere).
 
-    seen: where masks that are applied later leave scores visible; a product with 0 or 1 is a mask only if later masks
-        hide the scores that it sets to 0.
+    Return None if `node` is not a mask. seen: where masks that are applied later leave scores visible. Factors of 0 and
+        1 are a mask only if later masks hide the scores that they set to 0; values on `meta` are not checked.
     """
     inputs = program.secret_inputs(node)
     if len(inputs) != 1:

@@ -1,7 +1,7 @@
 """Recognise the typed op that one operation of an exported program, or several in a row, stand for.
 
-A pattern is a function that takes the last of these operations, and returns the ops that compute its value, or none.
-Linears and tables are recognised by structure, activations by the values of the function that they compute.
+A pattern is a function that takes the last of these operations, and returns the ops that compute its value, or an empty
+tuple. Linears and tables are recognised by structure, activations by the values of the function that they compute.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,8 +42,8 @@ ELEMENTWISE: frozenset[str] = frozenset(
 class TracedOp:
     """One op of a traced model.
 
-    anchor: operation of the program whose module gives the op its name and layer. part: name of the op within this
-        module. inputs: operations of the program, or ops that the same pattern returned before this one.
+    anchor: operation of the program, after whose module the op is named. part: name of the op within this module.
+    inputs: operations of the program, or ops that the same pattern returned before this one.
     """
 
     part: str
@@ -224,7 +224,7 @@ def _keeps_size(node: FxNode, sources: list[FxNode]) -> bool:
 
 
 def rows_and_features(node: FxNode) -> dict[str, Any]:
-    """Return a node's shape as `rows` and `features` of an op; rows are all dimensions but the last."""
+    """Return a node's shape as an op's `rows`, the product of all dimensions but the last, and `features`, the last."""
     features = size(node)[-1]
     return {"rows": numel(node) // features, "features": features}
 

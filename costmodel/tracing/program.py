@@ -1,8 +1,8 @@
 """An exported ATen program for the tracer: which values depend on the tokens, and which operations are local.
 
-A value is *secret* if it depends on the values of the tokens. All others, such as weights, positions, masks and rotary
-angles, are computed by their owner before the run. The data flow decides, never names. A prompt has no padding, so
-position ids that count tokens without padding are public. A *local* operation moves, copies or negates numbers.
+A value is *secret* if it depends on the values of the tokens. All others, here called *public*, are computed by their
+owner before the run: weights, positions, masks, rotary angles. A prompt has no padding, so position ids that count
+tokens without padding are public. A *local* operation moves, copies, drops or negates numbers.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,10 +42,10 @@ class Program:
     """An exported program.
 
     nodes: Operations in execution order.
-    tokens, output: The input, and the logits (whatever the model returns first).
+    tokens, output: The token ids, and the logits.
     secret, learned: Nodes that depend on the tokens; nodes that depend on parameters and not on the tokens.
-    value: Function that computes the value of a node that is not secret; raises UserError if it cannot.
-    samples, activations: Arguments of activations, and the values of each known activation at these, by its name.
+    value: Function that computes the value of a public node; raises UserError if it cannot.
+    samples: Numbers at which activations are compared. activations: The known ones: name -> values at `samples`.
     """
 
     nodes: tuple[FxNode, ...]
@@ -58,7 +58,7 @@ class Program:
     activations: dict[str, Any]
 
     def secret_inputs(self, node: FxNode) -> list[FxNode]:
-        """Return the secret values that a node reads, each once, in the order of its arguments."""
+        """Return the secret nodes whose values a node reads, each once, in the order of its arguments."""
         return [source for source in value_inputs(node) if source in self.secret]
 
     def moved(self, node: FxNode) -> list[FxNode]:
@@ -77,7 +77,7 @@ class Program:
         return sources if name in REARRANGES or self.is_neutral(node) else []
 
     def is_neutral(self, node: FxNode) -> bool:
-        """Return whether the operation is a product or quotient with 1, or a sum or difference with 0."""
+        """Return whether an operation is x * 1, x / 1, x + 0 or x - 0; a learned 1 or a computed 0 does not count."""
         name = kind(node)
         if name in FACTORS:
             source, other = self.split_product(node)
@@ -85,7 +85,7 @@ class Program:
         return name in NEUTRAL and self.secret_inputs(node) == [node.args[0]] and node.args[1] == NEUTRAL[name]
 
     def split_product(self, node: FxNode) -> tuple[FxNode, Any]:
-        """Return the secret and the public operand of a product, or of secret / public; (None, None) for others."""
+        """Return the secret and the public operand of a product, or of secret / public; (None, None) otherwise."""
         if kind(node) not in FACTORS:
             return None, None
         first, second = node.args[:2]
@@ -96,7 +96,7 @@ class Program:
         return None, None
 
     def public_number(self, value: Any) -> float | None:
-        """Return a number or the number in a public value; None for a secret, several numbers or a `meta` tensor."""
+        """Return a number, or the only number in a public node's value; None for others, or if it is on `meta`."""
         if not is_node(value):
             return float(value) if isinstance(value, (int, float)) else None
         if value in self.secret or numel(value) != 1:
@@ -107,7 +107,7 @@ class Program:
     def public_factor(self, node: FxNode) -> tuple[FxNode, float | None]:
         """Return the secret operand of a product with one public number, and this number; (None, None) for other nodes.
 
-        For a quotient the number is inverted. The numbers 0 and infinity do not count as factors.
+        For a quotient the number is inverted. A number that is 0 or not finite does not count.
         """
         source, other = self.split_product(node)
         number = None if source is None or numel(source) != numel(node) else self.public_number(other)
@@ -132,7 +132,7 @@ class Program:
 def dependent(
     nodes: Iterator[FxNode] | tuple[FxNode, ...], roots: set[FxNode], known: frozenset[FxNode] = frozenset()
 ) -> frozenset[FxNode]:
-    """Return the roots and all nodes computed from their values, without `known` nodes and paths through them."""
+    """Return the roots and all `nodes`, in execution order, that depend on them other than through `known` nodes."""
     reached = set(roots)
     for node in nodes:
         if node not in known and any(source in reached for source in value_inputs(node)):
@@ -141,7 +141,7 @@ def dependent(
 
 
 def unpadded(nodes: tuple[FxNode, ...], tokens: FxNode) -> frozenset[FxNode]:
-    """Return the nodes that compare tokens with a padding id to count positions; in a prompt, they are all true."""
+    """Return the nodes that compare tokens with a padding id to count positions; without padding, all are true."""
     comparisons = set()
     for node in nodes:
         if kind(node) == "cumsum":
@@ -199,7 +199,7 @@ def value_inputs(node: FxNode) -> list[FxNode]:
 
 
 def readers(node: FxNode) -> list[FxNode]:
-    """Return the operations that read a node's value, other than assertions about its type."""
+    """Return the operations that read a node's value, other than assertions."""
     return [user for user in node.users if not kind(user).startswith("_assert")]
 
 

@@ -1,12 +1,12 @@
 """Find the op graph of a torch model from its exported ATen program; see `trace`.
 
-The program is followed backwards from the logits: operations that only rearrange numbers are skipped, operations that a
-pattern recognises become typed ops, and all others are listed in the error that refuses the model. Nothing is dropped
-or priced as zero. Entropies, caches and other values that do not affect the logits are not part of the graph.
+The program is followed backwards from the logits: operations that only move, copy or negate numbers are skipped, and
+operations that a pattern recognises become typed ops. A model with any other operation on secret values is refused.
+Entropies, caches and other values that do not affect the logits are not part of the graph.
 
 A sum with one operand times a learned scalar is priced as if both operands had one. Masks are public and free.
-Attention under any mask is run as causal, attention without a mask is run without one, and other numbers that are added
-to scores are left out. A prompt has no padding. Names of nodes are module paths, such as `transformer.h.3.attn.c_attn`.
+Attention with a mask that hides scores is run as causal, other attention without a mask. Other numbers that are added
+to scores, such as ALiBi's, are left out. Nodes are named after modules, such as `transformer.h.3.attn.c_attn`.
 
 A graph computes the model only if the rows of a packed projection's weight are ordered as queries, keys, values. A
 graph in which an op reads a part of a value that is not a range of columns can be priced, but not run.
@@ -47,8 +47,8 @@ QUIET: dict[str, bool] = {"use_cache": False, "with_entropies": False}
 WRAPPERS: dict[str, int] = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
 
 
-def program_of(model: Module, seq_len: int, name: str) -> Program:
-    """Return a module's exported program for `seq_len` tokens. Raise UserError as `trace`, but allow any operations."""
+def _program_of(model: Module, seq_len: int, name: str) -> Program:
+    """Return a module's exported program; raise UserError as `trace`, but allow any operations and logits."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -244,16 +244,16 @@ def trace(model: Module, seq_len: int, *, name: str = "model") -> OpGraph:
 
     Args:
         model: A torch.nn.Module, traced in evaluation mode. It takes 1 x T token ids and returns logits: a tensor, an
-            object with `logits`, or a sequence or mapping that begins with them.
+            object with `logits`, or a tuple, list or dict that begins with them.
         seq_len: Tokens of the prompt.
         name: Name of the model in errors.
 
     Raises:
         UserError: If `seq_len` is below 1, or the model is not such a module, has an encoder and a decoder, cannot be
             exported, reads a position table beyond its end, computes its logits without its tokens, or has unsupported
-            operations. These are listed with some of their modules; if one is in `REASONS`, only those in it are.
+            operations. These are listed with some of their modules; if some are in `REASONS`, only those are listed.
     """
-    program = program_of(model, seq_len, name)
+    program = _program_of(model, seq_len, name)
     steps = _recognised(program, name)
     leaves = {path for path, module in model.named_modules() if not any(True for _ in module.children())}
     return OpGraph(nodes=tuple(_named(program, steps, leaves)))

@@ -29,7 +29,7 @@ BRACKET = 8  # candidates that start together in successive halving
 
 
 class Training(NamedTuple):
-    """A training. loss: final loss in nats per token; None if it diverged. tokens: in all. rungs: earlier losses."""
+    """A training. loss: final loss in nats per token; None if it diverged. rungs: earlier validations."""
 
     loss: float | None
     tokens: int
@@ -146,7 +146,7 @@ def reference_of(problem: SearchProblem) -> Point:
 
 
 def best_by_slice(feasible: FeasibleSpace, entries: Sequence[Entry]) -> list[float | None]:
-    """Return the least mean loss, in nats, in each of up to NUM_SLICES slices of the cost; None for one without any."""
+    """Return the least mean loss, nats, in each of up to NUM_SLICES slices of the cost; None if no entry has one."""
     return [
         min((entry.point[1] for entry in entries if entry.point and part.fits(entry.member)), default=None)
         for part in price_slices(feasible, NUM_SLICES)

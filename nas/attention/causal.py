@@ -8,8 +8,8 @@ With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) o
 - CUDA with Triton: `nas.attention.cuda_triton`, one fused kernel.
 - CUDA without Triton: `attention_reference` of `nas.attention.reference`, which stores the T x T matrix.
 
-Entropy is computed in fp64 for fp64 values, else in fp32. If no entropy is wanted, torch's own attention is used,
-except for fp32 and bf16 on the CPU, where the C++ kernel is faster although it computes the entropy.
+Entropy is computed in fp64 for fp64 values, else in fp32. If no entropy is wanted, torch's own attention is used. Only
+for fp32 and bf16 on the CPU is the C++ kernel faster and used, if it can be, although it computes the entropy.
 """
 
 import logging
@@ -35,11 +35,12 @@ logger = logging.getLogger(__name__)
 def causal_attention(
     queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None, with_entropy: bool = True
 ) -> Attended:
-    """Return causal softmax attention, in the type of the values, and, if wanted, the entropy of its rows, nats.
+    """Return causal softmax attention, in the type of the values, and, if wanted, the entropy of its rows in nats.
 
     queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive; row i of head h of the scores
-        is divided by entry h, i. Both results have gradients. Raises UserError, with entropy on CUDA with Triton, for
-        operands that `cuda_triton.attend` refuses.
+        is divided by entry h, i; None for 1. Both results have gradients.
+
+    Raises UserError for operands that the chosen kernel refuses, such as heads of over 128 features under Triton.
     """
     device = queries.device.type
     with torch.autocast(device, enabled=False):

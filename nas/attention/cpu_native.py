@@ -1,4 +1,4 @@
-"""Causal attention with entropy on the CPU in C++ (cpu_native.cpp), the fastest implementation.
+"""Causal attention with entropy on the CPU in C++ (cpu_native.cpp), the fastest implementation there.
 
 With scores s_ij = q_i . k_j / sqrt(head_dim) and weights a = softmax(s) over j <= i,
 
@@ -36,7 +36,7 @@ MAPS = Path("/proc/self/maps")  # of Linux: lists the files that this process ha
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output of causal attention, scaled by 1 / sqrt(head_dim), and the entropy of its rows in nats.
+    """Return the output of causal attention with scores q . k / sqrt(head_dim), and the entropy of its rows in nats.
 
     Entropies are not clamped to their range. Both can be differentiated once, but not by torch.func.
 
@@ -170,8 +170,8 @@ def library(source: Path, **defines: int) -> ctypes.CDLL:
 def own_folder(name: str) -> Path:
     """Return the folder `name` of compiled code in the cache, which is made if needed.
 
-    Raises NotCompiledError if others own the folder or can write to it, since their code would be loaded; OSError or
-    UserError if it cannot be made.
+    Raises NotCompiledError if another user owns it or others can write to it, since their code would be loaded; OSError
+    or UserError if it cannot be made.
     """
     folder = default_cache_dir() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

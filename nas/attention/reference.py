@@ -25,7 +25,7 @@ def capped(numbers: Tensor, cap: float | None) -> Tensor:
 
 
 def row_bounds(length: int, device: torch.device | None = None) -> Tensor:
-    """Return the largest entropy of each of `length` causal rows, in nats: row i attends to i keys, so ln i."""
+    """Return the largest entropy of each of `length` causal rows, in nats: ln i, as row i = 1, 2, ... sees i keys."""
     return torch.arange(1, length + 1, device=device, dtype=torch.float64).log()
 
 
@@ -38,11 +38,11 @@ def attention_reference(
     with_entropy: bool = True,
     cap: float | None = None,
 ) -> Attended:
-    """Return causal softmax attention with the whole T x T matrix of scores, in fp32, or in fp64 for fp64 values.
+    """Return causal softmax attention by the whole T x T matrix of scores, in fp32, or in fp64 for fp64 values.
 
-    queries, keys, values: batch x heads x T x head_dim. temperature: heads x T; divides the rows of the scores.
-    cap: scores x become cap * tanh(x / cap); None: no cap. with_entropy: ignored; the entropy is always returned.
-    A weight that underflows to 0 adds 0 to the entropy and to its gradient.
+    queries, keys, values: batch x heads x T x head_dim. temperature: heads x T; divides the rows of the scores; None
+        for 1. cap: scores x become cap * tanh(x / cap); None for no cap. with_entropy: ignored; the entropy is always
+        returned. A weight that underflows to 0 adds 0 to the entropy and to its gradient.
     """
     queries, keys, values = upcast(queries, keys, values)
     scores, mask = causal_scores(queries, keys, temperature, cap)
@@ -81,7 +81,7 @@ def causal_scores(
 
 
 def scale_by_temperature(queries: Tensor, temperature: Tensor | None) -> Tensor:
-    """Divide queries, and thereby the scores, by the temperatures of their rows; keep the queries' dtype."""
+    """Divide queries, and thereby scores, by the temperatures of their rows (None for 1); keep the queries' dtype."""
     if temperature is None:
         return queries
     return (queries * temperature.reciprocal().unsqueeze(-1)).to(queries.dtype)

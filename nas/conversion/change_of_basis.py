@@ -39,7 +39,7 @@ class _Step(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """A basis B of the stream (`axes`) and B^-1, each d_model x d_model."""
+    """A basis B of the stream (`axes`) and B^-1 (`inverse`), each d_model x d_model."""
 
     axes: Tensor
     inverse: Tensor
@@ -50,10 +50,10 @@ def rebase(
 ) -> tuple[tuple[Layer, ...], float, tuple[str, ...]]:
     """Fold linear FFNs and betas into changes of basis of the residual stream; change `weights` in place.
 
-    max_condition: limit of the condition number, which bounds the factor by which a vector written in one layer's basis
-        grows in another's.
+    Before, linear FFNs must be fused, alphas 1 and frozen norms folded. max_condition: limit of the condition number,
+        which bounds the factor by which a vector written in one layer's basis grows in another's.
     Returns the layers, with `none` for each folded FFN; the condition number reached, at least 1; and texts that say
-    which FFNs and betas were not folded, and why. Before, linear FFNs must be fused, alphas 1 and frozen norms folded.
+    which FFNs and betas were not folded, and why.
     """
     layers, left, condition = list(architecture.layers), [], 1.0
     around, num_layers = regions(architecture), architecture.num_layers
@@ -75,8 +75,7 @@ def rebase(
         if stop == num_layers:
             weights["logits.weight"] = weights["logits.weight"] @ bases[-1].axes
         for index, step in enumerate(steps, start):
-            taken_up = ("residual.alpha", "residual.beta", "fused.weight", "fused.bias")[: 2 * step.level]
-            for name in taken_up:
+            for name in ("residual.alpha", "residual.beta", "fused.weight", "fused.bias")[: 2 * step.level]:
                 weights.pop(f"layers.{index}.ffn.{name}", None)
             if step.level:
                 layers[index] = replace(layers[index], stabiliser="none")
@@ -147,7 +146,7 @@ def _bases(steps: list[_Step], plain: str) -> list[Basis]:
 def balanced(bases: list[Basis]) -> Basis:
     """Return the best first basis B_0 of a model without live norms.
 
-    bases: those before every layer and after the last, if B_0 is the identity. With the result, weights that read the
+    bases: those before every layer and after the last, for B_0 = 1. With the result, weights that read the
     stream and weights that write to it grow equally: P, the sum of B^-1 B^-T over the bases, and Q, the sum of B^T B,
     become the same diagonal matrix. No other B_0 has a smaller trace of P + Q.
 
@@ -223,7 +222,7 @@ def change_output(weights: Weights, linear: str, factor: Tensor) -> None:
 
 
 def scale_rows(weights: Weights, linear: str, factors: Tensor) -> None:
-    """Multiply the first rows of a linear, weight and bias, by one factor each; rows beyond the factors stay."""
+    """Multiply the first rows of a linear or norm, weight and bias, by a factor each; rows beyond the factors stay."""
     for name in (f"{linear}.weight", f"{linear}.bias"):
         if name in weights:
             value = weights[name]
@@ -234,8 +233,7 @@ def scale_rows(weights: Weights, linear: str, factors: Tensor) -> None:
 def add_constant(architecture: Architecture, weights: Weights, num_layers: int, constant: Tensor) -> None:
     """Add a constant to the stream after the first `num_layers` layers, through the last node there that writes to it.
 
-    The constant is added to the bias of that node or, for an embedding table, to every row; others must have a bias.
-
+    It is added to the node's bias or, for an embedding table, to every row; any other node must have a bias.
     constant: d_model numbers, in the coordinates of that node's output.
     """
     name = stream_writers(architecture, num_layers)[-1]
@@ -244,7 +242,7 @@ def add_constant(architecture: Architecture, weights: Weights, num_layers: int, 
 
 
 def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
-    """Return, in order, the nodes that write to the stream in the first layers: tables, last linears or their norms."""
+    """Return the nodes that write to the stream in the first layers, in order: tables, and sub-layers' last nodes."""
     writers = list(architecture.block_facts.tables)
     for index, layer in enumerate(architecture.layers[:num_layers]):
         attention = "attention.norm" if "attention.norm" in inner_norms(architecture, layer) else "attention.out"
@@ -254,13 +252,13 @@ def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
 
 
 def ffn_writer(architecture: Architecture, index: int) -> str:
-    """Return the name of the node that produces a layer's FFN output: the last linear, or the norm after that."""
+    """Return the name of the node that writes a layer's FFN output: the last linear or, if there is one, its norm."""
     layer = architecture.layers[index]
     return f"layers.{index}.ffn.norm" if "ffn.norm" in inner_norms(architecture, layer) else last_linear(index, layer)
 
 
 def stream_readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list[str]]]:
-    """Yield, for each sub-layer, the name of its norm, the norm's kind (maybe `none`), and the linears behind it."""
+    """Yield, for each sub-layer, its norm's name and kind (maybe `none`), and the linears into which the norm folds."""
     for index, layer in enumerate(architecture.layers):
         name = f"layers.{index}"
         if layer.attention != "none":

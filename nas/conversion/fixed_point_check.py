@@ -49,8 +49,8 @@ def check_sequences(table: Array, corpus: Corpus | None, length: int, begin: Beg
     """Return the tokens of 5 sequences to check a model on, 5 x length.
 
     The first is validation text, the next two are random, and the last two have the tokens with the largest and
-    smallest embeddings. If the corpus is None or too short, the first is random too. table: the embedding table, vocab
-    x features. length: at most FIXED_POSITIONS. begin: the token that begins sequences if there is no corpus, or None.
+    smallest embeddings. Without a corpus with enough validation text, the first is random too. table: embedding table,
+    vocab x features. length: at most FIXED_POSITIONS. begin: the token that begins sequences without a corpus, or None.
     """
     _, text = check_tokens(corpus, len(table), length, begin)
     random = [np.random.default_rng(seed).integers(len(table), size=length) for seed in SEEDS]
@@ -133,7 +133,7 @@ def recorded(architecture: Architecture, weights: Mapping[str, Array], corpus: C
 
 
 def both(graph: OpGraph, weights: Weights, inputs: Mapping[str, Array], arithmetic: Arithmetic) -> Both:
-    """Return the outputs of a graph in double precision and in emulated fixed point. inputs: by name; tokens: integers.
+    """Return the outputs of a graph in double precision and in emulated fixed point. inputs: arrays by name.
 
     Raises OutOfRangeError at the first op whose numbers leave the range, or if too many results are expected wrong.
     """
@@ -162,11 +162,11 @@ def _relative_error(fixed: Array, exact: Array) -> float:
 
 
 def require_accuracy(runs: Both) -> None:
-    """Raise OutOfRangeError if logits, ... x vocab, are off by over MAX_ERROR, or a share below MIN_AGREEMENT is right.
+    """Raise OutOfRangeError if logits, ... x vocab, are too inaccurate in fixed point.
 
-    A position is right if its logits are off by MAX_ERROR at most and the most likely token is the same. Errors are
-    relative to the largest logit: first to that of all positions, for the share to that of the position. With fewer
-    than ENOUGH positions, the share is not checked.
+    They may be off by MAX_ERROR of the largest logit of all positions, and a share of at least MIN_AGREEMENT of the
+    positions must be right: logits off by MAX_ERROR of the position's largest at most, and the same most likely token.
+    With fewer than ENOUGH positions, the share is not checked.
     """
     error, largest = _relative_error(runs.fixed, runs.exact), np.abs(runs.exact).max(axis=-1)
     same = runs.exact.argmax(axis=-1) == runs.fixed.argmax(axis=-1)

@@ -1,10 +1,11 @@
 """Scale a trained model by powers of two, so that its numbers fit fixed point; the function stays the same.
 
-Trained decoders have massive activations (25,000 in SmolLM2-135M), whose squares in norms overflow the ring. RMSNorm
-does not depend on the scale of its input, so `with_stream_scale` multiplies the weights that write to the stream by a
-factor, and divides those that read it without a live norm (one that is not frozen). Each halving costs one bit of every
-number in the stream. Conversely, some outputs of FFNs in Gemma 3 are so small that their squares have no digits left in
-fixed point, though a norm reads them; `with_inner_scale` multiplies the weights of the linears before such norms.
+Trained decoders have massive activations (25,000 in SmolLM2-135M), whose squares overflow in norms. RMSNorm does not
+depend on the scale of its input. Therefore, `with_stream_scale` multiplies the weights that write to the residual
+stream by a factor, and divides the weights that read it without a live norm (one that is not frozen). Each halving
+costs one bit of every number in the stream. Conversely, some FFNs of Gemma 3 have outputs so small that the squares in
+the norm after them have no digits left in fixed point. `with_inner_scale` multiplies the weights before inner norms:
+norms of queries and keys, and after attention and FFN.
 
 Source: Sun et al. 2024, "Massive Activations in Large Language Models", arXiv 2402.17762.
 """
@@ -34,8 +35,8 @@ def factor_for(square_share: float) -> float:
 def inner_factor_for(square_share: float, least_square: float) -> float:
     """Return the power of two by which to scale what inner norms read, so that its squares fit fixed point.
 
-    It is below 1 if the largest squares are too large, and above 1 if the least mean of squares is below LEAST_SQUARE.
-    square_share: largest square / its limit in fixed point.
+    It is below 1 if the largest square is too large. It is above 1 if the least mean of squares is below LEAST_SQUARE
+    and the largest square leaves room. square_share: largest square / its limit in fixed point.
     """
     if square_share >= 1 or least_square >= LEAST_SQUARE:
         return factor_for(square_share)
@@ -46,9 +47,9 @@ def inner_factor_for(square_share: float, least_square: float) -> float:
 def with_inner_scale(
     architecture: Architecture, weights: Mapping[str, Tensor], factor: float
 ) -> tuple[Architecture, dict[str, Tensor]]:
-    """Return architecture and weights of the same model with the inputs of its inner live norms times a power of two.
+    """Return architecture and weights of the same model with inputs of its live inner norms multiplied by `factor`.
 
-    The model must not be folded.
+    The model must not be folded. factor: a power of two. The epsilon of inner norms is multiplied by its square.
     """
     new = dict(weights)
     for _, kind, linear in inner_norm_linears(architecture):
@@ -61,11 +62,11 @@ def with_inner_scale(
 def with_stream_scale(
     architecture: Architecture, weights: Mapping[str, Tensor], factor: float
 ) -> tuple[Architecture, dict[str, Tensor]]:
-    """Return architecture and weights of the same model with its stream multiplied by a factor and embeddings untied.
+    """Return architecture and weights of the same model with its stream multiplied by `factor` and embeddings untied.
 
-    The model must not be folded. factor: a power of two. The epsilon of norms that read the stream is multiplied by the
-    factor's square; inner norms keep theirs. A model with a LayerNorm, whose epsilon is fixed, or with attention values
-    that are slices of the stream is unchanged.
+    The model must not be folded. factor: a power of two. The epsilon of norms that read the stream is multiplied by its
+    square; inner norms keep theirs. A model with a live LayerNorm, whose epsilon is fixed, or with attention values
+    that are slices of the stream is returned unchanged.
     """
     new = dict(weights)
     if "layernorm" in architecture.norms or architecture.block_facts.is_shaped:

@@ -47,8 +47,7 @@ class Folded(NamedTuple):
 
     weights: by `<node>.<suffix>`. condition: condition number of the bases of the residual stream (see `rebase`); 1 if
         no basis was changed.
-    left: a text for each part that `search_spaces.deployed` folds, but that these weights do not allow to fold: the
-        node and the reason.
+    left: parts that stay unfolded only because of these weights: for each, a text with the node and the reason.
     """
 
     architecture: Architecture
@@ -64,7 +63,7 @@ def fold(
     max_condition: float = MAX_CONDITION,
     dtype: torch.dtype = torch.float32,
 ) -> Folded:
-    """Return a trained model with everything folded that can be. Raises UserError if the model is folded already.
+    """Return a trained model in which all that can be is folded. Raises UserError if the model is folded already.
 
     weights: by `<node>.<suffix>`; not changed. max_condition: limit of the condition number (see `rebase`); linear FFNs
         and betas that would exceed it are left unfolded. dtype: type of the returned weights.
@@ -88,7 +87,7 @@ def fold(
 
 
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
-    """Return `folded` with the dimensions and norm epsilon of `priced`, such as those of the full-size model."""
+    """Return `folded` with the dimensions and norm epsilons of `priced`, for which costs are computed."""
     dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", *EPSILONS)
     return replace(folded, **{name: getattr(priced, name) for name in dimensions})
 

@@ -72,7 +72,7 @@ def load_gguf(path: str) -> Pretrained:
 def read_gguf_settings(path: str) -> tuple[Family, Architecture]:
     """Return the family and the architecture of a GGUF file, from its metadata and the shapes of its tensors.
 
-    Raises UserError as `load_gguf` does, but not for numbers that are not finite, low memory or a damaged tokenizer.
+    Raises UserError as `load_gguf` does, except for numbers that are not finite, low memory and a damaged tokenizer.
     """
     config = read_config(path)
     family, architecture = family_of(config, path), architecture_of(config, path)

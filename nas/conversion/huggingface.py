@@ -1,6 +1,6 @@
 """Read and write models of transformers: of a known family or, failing that, of our class in `huggingface_model`.
 
-This needs the extra `hf`, which is imported when a function is called. "Our" weights are in deployed form and named
+This needs the extra `hf`, which is imported only when a function needs it. "Our" weights are in deployed form and named
 `<node>.<suffix>`, by node of the op graph (`nas.model.weights`); "their" names are those of transformers.
 """
 
@@ -133,7 +133,7 @@ def _require_files_of_its_own(path: str) -> None:
 def read_pretrained_config(path: str) -> tuple[Any, Architecture]:
     """Return the transformers configuration and the architecture of a model, without its weights.
 
-    Raises UserError as `load_pretrained` does, except for weights and tokenizer.
+    Raises UserError as `load_pretrained` does, except for faults of weights and tokenizer.
     """
     _transformers()
     config = read_config(path)
@@ -235,7 +235,7 @@ def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokeni
 def exported_code() -> str:
     """Return the code of an export: the modules of `CARRIED` in one file, without their imports of each other.
 
-    A constant that a module of `CARRIED` imports from another module of this project is defined by its value.
+    A constant that they import from a module of this project outside `CARRIED` is defined by its value.
     """
     parts = []
     for name in CARRIED:
@@ -298,7 +298,7 @@ def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, 
 def to_theirs(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of transformers, by their names. weights: ours, by our names.
 
-    Rows of the position table of transformers before our first position are 0.
+    Rows of their position table before our first position are 0.
     """
     weights = {name: value - family.gain_offset if _is_gain(name) else value for name, value in weights.items()}
     state = {
@@ -318,7 +318,7 @@ def _is_gain(name: str) -> bool:
 
 
 def their_names(family: Family, architecture: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the name of each weight that transformers may have, with the names of our weights, stacked in that one."""
+    """Yield the name of each weight that transformers may have, and the names of our weights that are stacked in it."""
     for theirs, modules in family.names.items():
         ours = (modules,) if isinstance(modules, str) else modules
         for index in range(architecture.num_layers if "{}" in theirs else 1):

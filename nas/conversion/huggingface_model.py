@@ -1,4 +1,4 @@
-"""A decoder of any architecture as a transformers model, which `nas.export --format hf` saves with the weights.
+"""A decoder of any architecture as a transformers model, for `nas.export --format hf` where no known family fits.
 
 `nas.conversion.huggingface` saves this code in one file with the modules that it needs (`CARRIED`); the file needs only
 torch and transformers. Weights have the names of the op graph's nodes and the form in which the graph is run
@@ -63,7 +63,7 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         **_: Any,
     ) -> CausalLMOutputWithPast:
-        """Return logits, batch x T x vocab, and with labels the loss: mean cross-entropy in nats per token.
+        """Return logits, batch x T x vocab, the cache if there is one, and with labels the mean loss in nats per token.
 
         input_ids, labels: batch x T; labels are the input tokens, which are shifted here. cache, past_key_values: keys
         and values of earlier tokens; the name depends on the version of transformers. use_cache: whether to make a

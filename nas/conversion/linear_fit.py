@@ -59,8 +59,8 @@ def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], token
 def weights_by_position(read: Tensor, left: Tensor) -> Tensor:
     """Return a weight for each of T positions: 1 / mean square of what a layer adds to the stream at the position.
 
-    In trained decoders, the first position has the smallest weight. read, left: input and output of the layer, batch x
-    T x d_model.
+    In trained decoders, the first position has the smallest weight. read, left: input and output of the layer,
+    batch x T x d_model.
     """
     return 1 / (left - read).square().mean(dim=(0, 2)).clamp(min=LEAST)
 
@@ -70,8 +70,8 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
     """Fit a fused FFN in place by weighted ridge regression, to bring its layer's output near to `left`.
 
     read: input of the layer. left: output that it should have. Both are batch x T x d_model. The weights are those of
-        `weights_by_position`. If a norm follows the FFN, `left` tells only the direction of the norm's input, to which
-        the FFN is then fitted.
+        `weights_by_position`. A norm after the FFN keeps only the direction of its input; the FFN is then fitted to the
+        output that the norm should have, without the gain.
     """
     seen: list[tuple[Tensor, Tensor]] = []
     ffn = layer.ffn
@@ -102,9 +102,9 @@ def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, degree: in
     """Fit an FFN with a polynomial activation in place, to bring the input of `down` nearest to the parent's.
 
     theirs: the parent's layer, with or without a gate. read: input of both layers, batch x T x d_model. For each
-        channel, this minimises the sum of squares of h - (a x^2 + b x + c) u, where x is the input of the parent's
-        activation, u the other factor of the product (1 if there is none), and h the parent's input of `down`. The
-        linears around the activation take up the coefficients. degree: 1 for a = 0, or 2.
+        channel, the sum of squares of h - (a x^2 + b x + c) u is minimised, where x is the input of the parent's
+        activation, u the output of the parent's `up` (1 if `layer` has no gate), and h the parent's input of `down`.
+        The linears around the activation take up the coefficients, as far as `gate_of` can. degree: 1 for a = 0, or 2.
     """
     seen: list[Tensor] = []
     ours, parents = layer.ffn, theirs.ffn
@@ -142,7 +142,7 @@ def _bias(linear: nn.Linear) -> Tensor:
 
 @torch.no_grad()
 def fit_queries(layer: Block, theirs: nn.Module, read: Tensor) -> None:
-    """Scale a head's queries in place by the factor in LENGTHS that brings the head's output nearest to the parent's.
+    """Scale each head's queries in place by the factor in LENGTHS that brings its output nearest to the parent's.
 
     If heads share the gain of a query norm, the factors' geometric mean is used for all. theirs: the parent's layer.
         read: input of both layers, batch x T x d_model.

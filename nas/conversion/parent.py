@@ -44,7 +44,7 @@ def load_initial(path: str) -> Pretrained:
     """Load a model: a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
 
     path: the config.json of a folder stands for the folder. Raises UserError as `read_export`, `load_gguf` and
-    `load_pretrained` do, or if a file differs from its checksum, a weight exceeds LARGEST_WEIGHT or the embedding is 0.
+    `load_pretrained` do, or if a checksum differs, a weight is beyond +-LARGEST_WEIGHT, or the embedding is 0.
     """
     if Path(path).name == "config.json" and Path(path).is_file():
         path = str(Path(path).parent)
@@ -66,7 +66,7 @@ def load_initial(path: str) -> Pretrained:
 
 
 def read_parent_architecture(name: str) -> Architecture:
-    """Return the architecture alone of the model that `load_parent` loads. Raises UserError if it cannot be read."""
+    """Return the architecture of `load_parent`'s model by its settings. Raises UserError if they cannot be read."""
     if name == BUILTIN or is_export(Path(name)):
         return read_architecture(BUILTIN_FOLDER if name == BUILTIN else Path(name))[0]
     return (read_gguf_settings if is_gguf(name) else read_pretrained_config)(name)[1]
@@ -131,7 +131,7 @@ def load_parent(name: str) -> Parent:
 def parent_of(name: str, model: Pretrained, begin_of_text: str = OWN_RULE) -> Parent:
     """Return a model as a parent called `name`.
 
-    begin_of_text: `rule` of `with_begin_of_text`. Raises UserError if there is no tokenizer, or the token is unknown.
+    begin_of_text: `rule` of `with_begin_of_text`. Raises UserError if there is no tokenizer, or it lacks that token.
     """
     if model.tokenizer is None:
         raise UserError(f"parent {name!r} must come with its tokenizer; put its tokenizer.json beside the weights.")
@@ -140,7 +140,7 @@ def parent_of(name: str, model: Pretrained, begin_of_text: str = OWN_RULE) -> Pa
 
 
 def require_fit(parent: Parent, target: Architecture) -> None:
-    """Raise UserError, with a remedy, if `target` differs from the parent in SAME or has a longer context.
+    """Raise UserError, with a remedy, if `target` differs from the parent in a setting of SAME or has a longer context.
 
     target: any candidate of the space, with the dimensions in which candidates are trained. For what else must fit,
     such as `d_ff`, `transferred` raises UserError.
@@ -172,7 +172,7 @@ def kept_parent(folder: Path, name: str, digest: str) -> Parent:
 
 
 def digest_of(model: Pretrained) -> str:
-    """Return twelve hexadecimal digits of the SHA-256 of architecture, tokenizer and weights."""
+    """Return the first twelve hexadecimal digits of a SHA-256 of architecture, tokenizer and weights."""
     digest = hashlib.sha256(json.dumps(canonical(model.architecture), sort_keys=True).encode())
     digest.update((model.tokenizer.json if model.tokenizer else "").encode())
     for name, value in sorted(model.weights.items()):

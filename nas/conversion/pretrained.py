@@ -1,6 +1,6 @@
-"""Pretrained models, and the folders ("exports") in which `nas.export` writes them.
+"""Pretrained models, and exports: the folders in which `nas.export` writes them.
 
-CHECKSUMS_FILE holds the SHA-256 of every other file of a folder, so that a lost or edited file is noticed.
+CHECKSUMS_FILE holds the SHA-256 of every other file of an export, so that a lost or edited file is noticed.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class Pretrained(NamedTuple):
 
     weights: by `<node>.<suffix>`, in single precision, in the form that the op graph runs (`deployed_weights`). No two
         share memory: a tied output table is copied.
-    tokenizer: None if the model came without one. windows: sorted hashes of windows of five lines of its training text
+    tokenizer: None if the model came without one. windows: rising hashes of windows of five lines of its training text
         (`nas.corpus.held_out`); None if unknown.
     notes: remarks for the user on how the model was read.
     """
@@ -58,15 +58,15 @@ def is_sound(value: Tensor) -> bool:
 
 
 def is_export(folder: Path) -> bool:
-    """Whether a folder has TRAINED_FILE, else whether its CHECKSUMS_FILE lists it. UserError if that one is damaged."""
+    """Whether a folder has TRAINED_FILE, else whether its CHECKSUMS_FILE lists it; then raises UserError if damaged."""
     return (folder / TRAINED_FILE).is_file() or TRAINED_FILE in _checksums(folder)
 
 
 def read_export(folder: Path) -> Pretrained:
     """Read the model that `nas.export` wrote into a folder, with its tokenizer if there is a tokenizer.json.
 
-    Raises UserError, naming the file, if a file is missing, damaged or does not match the folder's checksums, or if a
-    weight is missing, of another shape than its op, or not `is_sound`.
+    Raises UserError, naming the file, if a file is missing or damaged or does not match the folder's checksums, or if a
+    weight is missing, has another shape than its op states, or is not sound (`is_sound`).
     """
     require_checksums(folder)
     architecture, path = load_architecture(folder / TRAINED_FILE), folder / WEIGHTS_FILE
@@ -89,7 +89,7 @@ def read_export(folder: Path) -> Pretrained:
 
 
 def read_windows(folder: Path) -> KeptWindows | None:
-    """Return the hashes of a model's training text in WINDOWS_FILE; None without it. Raises UserError if damaged."""
+    """Return a folder's `Pretrained.windows`; None without WINDOWS_FILE. Raises UserError if it is damaged."""
     path = folder / WINDOWS_FILE
     if not path.is_file():
         return None
@@ -101,10 +101,10 @@ def read_windows(folder: Path) -> KeptWindows | None:
 
 
 def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None]:
-    """Return the architecture and the tokenizer of an export, whose weights may be missing; None without a tokenizer.
+    """Return the architecture of an export, whose weights may be missing, and its tokenizer, or None if it has none.
 
-    Raises UserError, naming the file, if TRAINED_FILE is missing or damaged, or the tokenizer is damaged, or if one of
-    their files that CHECKSUMS_FILE lists is lost or edited.
+    Raises UserError, naming the file, if TRAINED_FILE is missing or damaged, if the tokenizer or CHECKSUMS_FILE is
+    damaged, or if, by CHECKSUMS_FILE, TRAINED_FILE, tokenizer.json or tokenizer_config.json is lost or edited.
     """
     require_checksums(folder, (TRAINED_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE))
     return load_architecture(folder / TRAINED_FILE), read_tokenizer(folder)
@@ -126,7 +126,7 @@ def read_tokenizer(folder: Path) -> GivenTokenizer | None:
 
 
 def write_pretrained(model: Pretrained, folder: Path) -> None:
-    """Write a model and checksums as an export for `read_export`. Raises OSError, or UserError for a subfolder."""
+    """Write a model with checksums for `read_export`. Raises OSError, or UserError if `folder` has a subfolder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TRAINED_FILE).write_text(dump_architecture(model.architecture), encoding="utf-8")
     (folder / WEIGHTS_FILE).write_bytes(save(model.weights))
@@ -138,7 +138,7 @@ def write_pretrained(model: Pretrained, folder: Path) -> None:
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the SHA-256 of every file in a folder to CHECKSUMS_FILE. Raises OSError, or UserError for a subfolder."""
+    """Write the SHA-256 of a folder's other files to CHECKSUMS_FILE. Raises OSError, or UserError for a subfolder."""
     sums = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != CHECKSUMS_FILE}
     (folder / CHECKSUMS_FILE).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
 
@@ -175,10 +175,10 @@ def _sha256(path: Path) -> str:
 
 
 def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
-    """Raise UserError if a model has no tokenizer: the corpus, encoded with another one, is then not in its tokens.
+    """Raise UserError if a model has no tokenizer, since `corpus` is then encoded with a tokenizer that is not its own.
 
-    An equal vocabulary size does not suffice, since a tokenizer trained on the corpus gets that size too. path: name of
-    the model in the message.
+    An equal vocabulary size does not suffice: a tokenizer trained on the corpus gets that size too. path: name of the
+    model in the message.
     """
     if source.tokenizer is None:
         raise UserError(

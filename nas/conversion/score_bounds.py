@@ -1,13 +1,13 @@
-"""Set bounds of bounded softmaxes and query lengths for eighth powers, from a model's attention scores on some tokens.
+"""Set the bounds of bounded softmaxes and eighth powers, and query lengths of the latter, from scores on some tokens.
 
 A bounded softmax subtracts a fixed bound from the scores of a head, instead of the maximum of each row. A row's sum of
 exp(score - bound) must be neither too large nor too small for fixed point. The bound is the midpoint between the
 smallest and the largest logarithm of a row's sum of exp(score). If these two logarithms are too far apart, `unheld`
-lists the layer, and its caller puts the exact softmax back.
+lists the layer, and callers use the exact softmax there.
 
 With eighth powers, an attention weight is (score - bound)^8 divided by the sum over its row. It does not change if
-queries and bound are multiplied by the same number. That number is chosen for each head (or for all, if they share the
-gain of a query norm) so that the midpoint of the logarithms of row sums is the middle of the range in LOG_SUMS.
+queries and bound are multiplied by the same number. That number is chosen for each head so that the midpoint of the
+logarithms of row sums is the middle of the range in LOG_SUMS; heads that share the gain of a query norm get one number.
 """
 
 from collections.abc import Mapping
@@ -37,9 +37,9 @@ FIT_TOKENS = 1 << 11  # about how many tokens the length of queries is fitted on
 def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
     """Return the tokens on which score bounds are set, sequences x T: `checked`, then tokens of the training text.
 
-    About BOUNDING_TOKENS to twice as many training tokens are taken, in sequences spread evenly over the text; all if
-    there are fewer, and none without a corpus. Fewer tokens might lack the rows with the smallest and largest sums.
-    checked: tokens of the fold check (`check_tokens`), sequences x T.
+    The training tokens are sequences spread evenly over the text, about BOUNDING_TOKENS to twice as many tokens, or
+    the whole text if it is shorter. Fewer might lack the rows with the smallest and largest sums.
+    corpus: None for no training tokens. checked: tokens of the fold check (`check_tokens`), sequences x T.
     """
     tokens = torch.from_numpy(checked)
     if corpus is None:
@@ -55,10 +55,10 @@ def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
 
 @torch.no_grad()
 def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
-    """Set, in place, the bound of each head with a bounded softmax, and bound and query length with eighth powers.
+    """Set in place the bound of each head of bounded softmaxes, and the bound and query length of eighth powers.
 
     tokens: sequences x T, on which the scores are computed. Returns a number for each layer with bounds, by its index:
-    half the difference between the logarithms of a head's largest and smallest row sum, the largest of all heads.
+    half the difference between the logarithms of a head's largest and smallest row sums, for the head where it is most.
     """
     observers = {
         depth: _Observer(layer)
@@ -88,7 +88,7 @@ def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple
     """Return the indices of layers whose row sums do not fit into LOG_SUMS[form] if `form` replaces every softmax.
 
     tokens: sequences x T, on which row sums are computed. For eighth powers, the length of queries is first fitted to
-    the parent's outputs (`fitted_linears`) on the last sequences, about FIT_TOKENS tokens.
+    the parent's outputs (`fitted_linears`) on the last of these sequences, with about FIT_TOKENS tokens.
     """
     source = parent.model.architecture
     layers = tuple(

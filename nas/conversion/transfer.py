@@ -41,9 +41,10 @@ TINY = 1e-12
 def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Architecture) -> dict[str, Tensor]:
     """Return the initial weights of a model of `target`, as `load_deployed` takes them.
 
-    weights: the source's, in the form of `deployed_weights`. The result has `<norm>.frozen`, 1 or 0, for norms that
-    training freezes. A weight that is not in the result keeps its usual initial value. Raises UserError if a setting in
-    SAME differs, or the target has a longer context, weights of other shapes or linears that the source lacks.
+    weights: the source's, in the form of `deployed_weights`. For norms that training freezes, the result also has
+        `<norm>.frozen`: 1 if the source's is frozen, else 0. A weight that is not in the result keeps its usual initial
+        value. Raises UserError if a setting in SAME differs, or the target has a longer context, weights of other
+        shapes or linears that the source lacks.
     """
     for name in SAME:
         theirs, ours = getattr(source, name), getattr(target, name)
@@ -141,8 +142,8 @@ def gate_of(polynomial: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Return p, q and s, each one number per channel, with which a gate computes a polynomial of x.
 
     `c + b x` is `s (p x + q)` with s = 1, and `c + b x + a x^2` is `s ((p x + q)^2 - 1)`. polynomial: the coefficients
-    c, b and maybe a, each one number per channel. The second form needs two real roots: c is limited to `NEAREST_ROOTS`
-    of b^2 / 4a, where the roots coincide, and |a| is at least so large that the vertex is at `FARTHEST_VERTEX`.
+    c, b and maybe a, each one number per channel. The second form needs two real roots, which coincide at c = b^2 / 4a:
+    c is limited to `NEAREST_ROOTS` times that. |a| is raised if the vertex is beyond |x| = `FARTHEST_VERTEX`.
     """
     if len(polynomial) == 2:
         constant, slope = polynomial

@@ -66,7 +66,7 @@ class FoldCheck:
     fixed_divergence: KL(trained in double precision || folded in fixed point), nats per token.
     resolution: the smallest fixed-point number, relative to the largest logit.
     fits: whether every op of the folded model stays within the engine's fixed-point range (`execution.arithmetic`), and
-        row sums of bounded softmaxes and eighth powers are in LOG_SUMS, or for one in 1000 within BEYOND of it.
+        log row sums of bounded softmaxes and eighth powers are in LOG_SUMS, but one in 1000 may be BEYOND outside.
     """
 
     positions: int
@@ -80,15 +80,16 @@ class FoldCheck:
 
     @property
     def keeps_precision(self) -> bool:
-        """Whether the folded model fits, has no `why_not_equal`, and at most doubles the error in fixed point.
+        """Whether the folded model fits, equals the trained one in single precision, and is accurate in fixed point.
 
-        An excess of up to `resolution` is allowed. False if an error is NaN.
+        Models are equal if `why_not_equal` returns None. `fixed_error` may be at most twice `trained_fixed_error` plus
+        `resolution`. False if an error is NaN.
         """
         return self._is_equal and self.fixed_error <= MAX_FIXED_RATIO * self.trained_fixed_error + self.resolution
 
     @property
     def passes(self) -> bool:
-        """Whether the folded model keeps precision or, with a larger `fixed_error`, diverges up to MAX_DIVERGENCE."""
+        """Whether it keeps precision or, if only `fixed_error` is too large, `fixed_divergence` is within the limit."""
         return self.keeps_precision or (self._is_equal and self.fixed_divergence <= MAX_DIVERGENCE)
 
     @property
@@ -111,7 +112,7 @@ def why_not_equal(*, float_error: float, agreement: float, **check: object) -> s
 
 
 class VerifiedFold(NamedTuple):
-    """A model that was folded as far as its check allows, and the check, which may have failed (`FoldCheck.passes`)."""
+    """A model that was folded as far as its check allows, and the check, which may fail all the same."""
 
     folded: Folded
     check: FoldCheck
@@ -168,11 +169,11 @@ class _Run(NamedTuple):
 def fold_as_far_as(
     architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, protocol: str = "semi2k"
 ) -> VerifiedFold:
-    """Return a trained model folded as far as precision allows, with the check; its stream may be scaled first.
+    """Return a trained model folded as far as precision allows, with the check; it may be scaled first (`Reference`).
 
-    While a folded model does not keep precision (`FoldCheck.keeps_precision`), the linear FFN or the stabiliser's beta
-    with the worst condition number is left unfolded too. If there is none to leave, the last attempt is returned though
-    its check fails: gains of norms are always folded, and small gains cost bits of the weights that take them up.
+    While a folded model does not keep precision (`FoldCheck.keeps_precision`), more linear FFNs or betas of stabilisers
+    are left unfolded, those with the worst condition numbers first. If there is none to leave, the last attempt is
+    returned all the same: gains of norms are always folded, and small gains cost bits of the weights that take them up.
 
     weights: by `<node>.<suffix>`. tokens: sequences x T to check on. protocol: protocol whose fixed point is emulated;
         semi2k's is used if no engine here runs the protocol. Raises UserError if the model is folded already.
@@ -197,8 +198,8 @@ def check_tokens(
     """Return the origin of the tokens for a check, `validation` or `random`, and the tokens, sequences x T.
 
     There are about CHECK_POSITIONS tokens, or fewer for a large vocabulary. They are random if there is no corpus, or
-    its validation split is too short. seq_len: the model's context; T is this, but at most FIXED_POSITIONS. begin: the
-        token that begins each sequence if there is no corpus, or None.
+    its validation split is too short. seq_len: number of tokens T of a sequence, reduced to FIXED_POSITIONS if larger.
+        begin: the token that begins each sequence if there is no corpus, or None.
     """
     positions, seq_len = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size), min(seq_len, FIXED_POSITIONS)
     shape = (-(-positions // seq_len), seq_len)
@@ -212,12 +213,12 @@ def check_tokens(
 
 
 class Reference(NamedTuple):
-    """A trained model, whose stream is scaled if needed (`with_stream_scale`), and its logits, positions x vocabulary.
+    """A trained model, scaled if needed (`nas.conversion.fixed_point_scale`), and its logits, positions x vocabulary.
 
-    tokens: sequences x T. few: the first sequences of `tokens`, with FIXED_POSITIONS positions or slightly more.
+    tokens: sequences x T. few: the first sequences of `tokens`, about FIXED_POSITIONS tokens or, if fewer, all.
     single: logits of all tokens in single precision. exact: logits of `few` in double precision. fixed_error: largest
         absolute difference from `exact` in fixed point. numbers: the fixed point with the most fraction bits in which
-        the model stays within range; that with the fewest bits if it leaves the range with all.
+        the model stays within range; if it stays within range in none, the one with the fewest.
     """
 
     architecture: Architecture
@@ -233,7 +234,7 @@ class Reference(NamedTuple):
     def of(
         cls, architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, protocol: str = "semi2k"
     ) -> "Reference":
-        """Return the reference of a trained model, whose stream is scaled if squares in norms are too large.
+        """Return the reference of a trained model, which is scaled if squares in norms do not fit fixed point.
 
         tokens: sequences x T to run the model on. protocol: as in `fold_as_far_as`.
         """

@@ -55,12 +55,13 @@ class Corpus:
     """A prepared corpus: a train and a validation split in tokens, which `tokens` maps into memory.
 
     folder: entry of the cache. data: the source as the user named it. fingerprint: hash of everything that the tokens
-    depend on. tokenizer: name with a digest. vocab_size: as in `Encoder`; a small corpus yields fewer merges than
-    requested. begin_of_text: the token that replaces the first one of each sequence when it is read; None for no such
-    token. num_train_tokens: size of the whole split, or of the part of a large source that was prepared. unigram_loss:
-    validation loss, nats per token, of a unigram model of the train split with one added to every count; the reference
-    loss of the hypervolume. held_out: the validation documents. chunk_len: None if documents follow each other, else
-    the length of the sequences into which each document was cut, each stored with the token after it.
+    depend on. tokenizer: name with a digest. split: name of the split that validates. vocab_size: as in `Encoder`; a
+    tokenizer trained on a small corpus has fewer tokens than requested. num_train_tokens: size of the train split, or
+    of the prepared part of a large source. unigram_loss: validation loss, nats per token, of a unigram model of the
+    train split with one added to every count; the reference loss of the hypervolume. held_out: the validation
+    documents. chunk_len: length of the sequences into which each document was cut, each stored with the token after it;
+    None if documents follow each other uncut. begin_of_text: the token that replaces the first one of each sequence
+    when it is read; None for no such token.
     """
 
     folder: str
@@ -101,18 +102,17 @@ def prepare(
     of_parent: KeptWindows | None = None,
     source: DocumentSource | None = None,
 ) -> Corpus:
-    """Return the corpus of `data` (see `open_source`) from the cache, where it is prepared first, or resumed.
+    """Return the corpus of `data` (see `open_source`) from the cache. What the cache lacks of it is prepared first.
 
     Args:
         vocab_size: largest size of the vocabulary.
         cache_dir: folder of the cache; None for the user's.
         seq_len: tokens of a training sequence; required for corpora that are cut into sequences, else not used.
-        tokens: training tokens of a run. A large source is prepared only as far as needed (see `level_of`), and
-            further for a longer run.
+        tokens: training tokens of a run. A large source is prepared only as far as needed (see `level_of`).
         tokenizer: the model's tokenizer; None for the corpus's own if it has one that fits, else a trained one.
-        of_parent: windows of the parent's training text (`nas.corpus.held_out.to_keep`), None if unknown;
-            validation excludes documents that repeat them.
-        source: the source to use instead of the one that `data` names.
+        of_parent: windows of the parent's training text (`nas.corpus.held_out.to_keep`), None if unknown.
+            Documents that repeat many of them are excluded from validation.
+        source: the opened source of `data`; None to open it.
 
     Raises UserError for bad data, vocabulary or tokenizer, a missing `seq_len`, a split without tokens, a validation
     split of nothing but copies of training text, or a user's cache without write access; OSError if writing fails.
@@ -158,7 +158,7 @@ def tokenizer_folder(fingerprint: str) -> Path:
 
 
 def known_corpus(fingerprint: str | None) -> Corpus | None:
-    """Return the prepared corpus with a fingerprint; None for None, or if the cache does not have the whole corpus."""
+    """Return the prepared corpus with this fingerprint. Return None for None, or if the cache lacks a part of it."""
     if fingerprint is not None:
         with suppress(UserError):
             return open_corpus(*_entry(fingerprint))
@@ -178,7 +178,7 @@ def _entry(fingerprint: str) -> tuple[Path, int | None]:
 def open_corpus(folder: Path, level: int | None = None) -> Corpus:
     """Return the corpus in a cache entry. Raises UserError if it is missing, damaged or incomplete.
 
-    level: training tokens up to which a large source was prepared (`level_of`); None if the whole source was.
+    level: training tokens up to which a large source was prepared (`level_of`); None if all of it was.
     """
     path = folder / _facts_file(level)
     try:

@@ -1,6 +1,6 @@
 """Streams of documents: batches in a fixed order, each with the position from which the stream can be resumed.
 
-A document is one text file or a part of it, one line of a .jsonl or one row of a table, already assigned to a split.
+A document is a text file, a part of one, or the text in a row of a table or data set. It is assigned to a split.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ MOST_REASONS = 10  # reasons why files were not read that `Reading.lines` lists
 
 
 class Document(NamedTuple):
-    """A text and its split. name: the file or row that it comes from; may be empty."""
+    """A text and its split. name: the file or row that it comes from; empty for a data set of the hub."""
 
     split: Split
     text: str
@@ -31,8 +31,8 @@ class Document(NamedTuple):
 class Batch(NamedTuple):
     """Some documents of a stream.
 
-    position: JSON data to resume the stream after these documents. share: share of the stream read so far, from 0 to 1,
-        or None if unknown.
+    position: JSON data from which the stream is resumed after these documents. share: share of the stream read so far,
+        from 0 to 1; None if unknown.
     """
 
     documents: list[Document]
@@ -44,8 +44,8 @@ class Batch(NamedTuple):
 class Stream:
     """A stream of documents.
 
-    split: the split of all documents; None if the stream has documents of both. batches: returns the batches after a
-        position, or all for None. The documents of a batch do not depend on the position that was given.
+    split: the split of all documents; None if the stream has documents of both. batches: generates the batches after
+        the one with this position, or all batches for None. A resumed stream has the same batches as one read at once.
     """
 
     split: Split | None
@@ -68,10 +68,10 @@ class GivenTokenizer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What was read of a folder.
+    """Which files of a folder are read as text, and which are left out.
 
-    read: number of files that were read, by kind. num_bytes: size of these files. left_out: by reason, the number of
-        files that were not read and the name of one.
+    read: number of files that are read, by kind, such as `.txt`. num_bytes: size of these files. left_out: by reason,
+        the number of files that are left out, and the name of one.
     """
 
     folder: str
@@ -81,7 +81,7 @@ class Reading:
 
     @property
     def lines(self) -> list[str]:
-        """A line that says what was read and, if files were left out, one with number and example by reason."""
+        """One line on the files that are read and, if any are left out, one on these: by reason, number and example."""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.read.items())
         num_read, num_left = sum(self.read.values()), sum(count for count, _ in self.left_out.values())
         lines = [
@@ -103,9 +103,9 @@ class DocumentSource:
     """The documents of a corpus.
 
     name: as the user wrote it. fingerprint: hexadecimal SHA-256 of everything that the documents depend on. streams:
-    one with both splits, or one for each, validation first. tokenizer: function that takes the size of the vocabulary
-    and returns the corpus's own tokenizer, or None if there is none that fits and one must be trained. chunked: whether
-    sequences are cut within each document, and its tail is dropped. read: what was read of each of its folders.
+    one with both splits, or one for each, validation first. tokenizer: function that takes the largest size of the
+    vocabulary and returns the corpus's own tokenizer, or None if it has none that fits. chunked: whether each document
+    is cut into sequences, and the rest of it dropped. read: which files are read of each folder.
     """
 
     name: str
@@ -133,9 +133,9 @@ def texts(source: DocumentSource, split: Split) -> Iterator[str]:
 def in_batches(
     documents: Iterable[Document], position: Callable[[], Any], share: Callable[[], float | None]
 ) -> Generator[Batch, None, None]:
-    """Yield documents in batches of BATCH_DOCUMENTS, or fewer if they have BATCH_CHARACTERS characters together.
+    """Yield documents in batches. A batch is full at BATCH_DOCUMENTS documents or BATCH_CHARACTERS characters.
 
-    position, share: return these fields of a `Batch`; called after the batch's last document was read.
+    position, share: functions that return these fields of a `Batch`, called after its last document was read.
     """
     batch: list[Document] = []
     size = 0

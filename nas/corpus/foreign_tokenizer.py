@@ -1,7 +1,7 @@
-"""Runs a tokenizer.json that somebody else wrote: what it may do with a text is bounded, and its failures are one line.
+"""Runs a tokenizer.json that somebody else wrote: bounds how much it can lengthen a text, and reports failures briefly.
 
 The package tokenizers runs whatever the file says. A regular expression that gives up is a panic there, which is no
-`Exception` and writes a traceback of its own; replacements can make gigabytes of one letter.
+`Exception` and writes a traceback of its own. Replacements can make gigabytes of one letter.
 
 A SentencePiece BPE model, such as the published tokenizer of Languini, is converted. Source: google/sentencepiece,
 src/sentencepiece_model.proto, whose field numbers are the numbers below.
@@ -38,7 +38,7 @@ MOST_PIECE_CHARACTERS = 128  # of a piece, which may be cut anywhere; the usual 
 
 @contextmanager
 def tokenizing(subject: str) -> Iterator[None]:
-    """Turn what a block raises, also a panic, into a UserError about `subject`; discard stderr.
+    """Turn what a block raises, even a panic, into a UserError about `subject`; discard what it writes to stderr.
 
     UserError, KeyboardInterrupt and MemoryError pass unchanged.
     """
@@ -62,7 +62,7 @@ def tokenizing(subject: str) -> Iterator[None]:
 def read_foreign_tokenizer(json: str, subject: str) -> Tokenizer:
     """Return the tokenizer of a tokenizer.json. json: the file's text. subject: name of the tokenizer in messages.
 
-    Raises UserError if the text is damaged, or the tokenizer exceeds MOST_GROWTH or MOST_CHARACTERS.
+    Raises UserError if it is damaged, may make over MOST_GROWTH characters of one, or has a token over MOST_CHARACTERS.
     """
     rule = f"{subject} must be a whole tokenizer.json"
     data = plain_json(json, rule)
@@ -99,7 +99,7 @@ def _growth(part: Any) -> float:
 
 
 class Piece(NamedTuple):
-    """A token of a SentencePiece model. kind: number of its SentencePiece.Type."""
+    """A token of a SentencePiece model. score: high scores are merged first. kind: number of its SentencePiece.Type."""
 
     text: str
     score: float
@@ -109,8 +109,8 @@ class Piece(NamedTuple):
 def to_json(model: bytes) -> str:
     """Return the tokenizer.json of a SentencePiece BPE model without normalisation, such as Languini's.
 
-    model: content of the file. Raises UserError if it is damaged or too large, uses another algorithm, normalisation or
-    a leading space, or has too long a piece.
+    model: content of the file. Raises UserError if it is damaged or too large, uses another algorithm, normalises text
+    or adds a leading space, or has too long a piece.
     """
     if len(model) > MOST_BYTES:
         raise UserError(f"it must be a SentencePiece model of at most {MOST_BYTES:,} bytes, but has {len(model):,}.")

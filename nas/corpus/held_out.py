@@ -1,9 +1,9 @@
-"""The validation split without documents that repeat training text, which windows of five lines find.
+"""Excludes documents from the validation split that repeat training text. Repeats are found by windows of five lines.
 
-Lines are stripped and need a letter or a digit, so that indentation and layout do not hide a copy. A window is five
-such consecutive lines, or all of a shorter document. Windows are compared by hashes of 64 bits. Of a parent's text only
-the upper 32 bits are kept, so that a new window matches one of N distinct ones with probability N / 2**32: 4.4e-5 for
-the 189,152 of the builtin parent.
+Lines are stripped, and those without a letter or digit are ignored, so that indentation and layout do not hide a copy.
+A window is five consecutive lines of what is left, or all of a shorter document. Windows are compared by hashes of 64
+bits. Of a parent's text only the upper 32 bits are kept, so that a new window matches one of N distinct ones by chance
+with probability N / 2**32: 4.4e-5 for the 189,152 of the builtin parent.
 
 Whole documents are excluded, since text around a copy is mostly copied too: each with more than a tenth of its windows
 in training text, and then those with the largest shares, until at most 2 % of the remaining windows are repeated.
@@ -45,13 +45,13 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOut:
-    """The validation documents, and those excluded because they repeat training text.
+    """The validation documents, and how many documents were excluded because they repeat training text.
 
     file: name of the file with the tokens of the validation documents. documents: name and number of tokens of each
-        document, in order, or of each group of neighbours (`grouped`). num_left_out, tokens_left_out: numbers of
-        excluded documents and of their tokens.
-    repeated_share: share of the windows of validation documents that occur in the training text of the candidates or,
-        as far as known, of the parent. Of a second corpus, tokens_left_out and repeated_share are not computed, but 0.
+        validation document, in order, or of each group of neighbours (`grouped`). num_left_out, tokens_left_out:
+        numbers of excluded documents and of their tokens.
+    repeated_share: share of the windows of the validation documents that occur in the training text of the candidates
+        or, as far as known, of the parent. For a second corpus, tokens_left_out and repeated_share are 0, not computed.
     """
 
     file: str = "held-out.bin"
@@ -64,11 +64,11 @@ class HeldOut:
 def hold_out(
     entry: Path, lengths: Mapping[str, int], dtype: np.dtype[Any], of_parent: KeptWindows | None, file: str
 ) -> HeldOut:
-    """Write the tokens of validation documents, without those that repeat training text, to `file` in a cache entry.
+    """Exclude validation documents that repeat training text, and write the tokens of the others to `file`.
 
-    lengths: how many tokens, windows or bytes of each prepared file to use. dtype: type of token ids. of_parent:
-        windows of the parent's training text (`to_keep`); None if unknown. Raises UserError if no document is left,
-        OSError if the file cannot be written.
+    entry: folder of the cache. lengths: how many tokens, windows or bytes of each prepared file to use. dtype: type of
+        token ids. of_parent: windows of the parent's training text (`to_keep`); None if unknown. Raises UserError if
+        no document is left, OSError if the file cannot be written.
     """
     lines = (entry / "documents.bin").read_bytes()[: lengths["documents"]].splitlines()
     names, num_tokens, num_windows = zip(*(json.loads(line) for line in lines), strict=True)
@@ -95,9 +95,9 @@ def hold_out(
 
 
 def trained_on(entry: Path) -> KeptWindows | None:
-    """Return the hashes of the windows of all prepared training text, in the form stored with a model (`to_keep`).
+    """Return the hashes of the windows of all prepared training text, as they are stored with a model (`to_keep`).
 
-    Return None if the text has more than MOST_KEPT windows, repeated ones included. entry: a folder of the cache.
+    Return None if the text has more than MOST_KEPT windows, repeated ones included. entry: folder of the cache.
     """
     length = (entry / "train-windows.bin").stat().st_size // WINDOW_BYTES
     parts = _parts(entry / "train-windows.bin", length)
@@ -112,7 +112,7 @@ def stored_windows(entry: Path) -> Iterator[Windows]:
 
 
 def grouped(documents: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return `documents`, name and number of tokens of each, joined to MOST_GROUPS groups of neighbours if more."""
+    """Return documents (name, number of tokens), with neighbours joined to MOST_GROUPS groups if there are more."""
     if len(documents) <= MOST_GROUPS:
         return tuple(documents)
     ends = [group * len(documents) // MOST_GROUPS for group in range(MOST_GROUPS + 1)]
@@ -126,7 +126,7 @@ def _parts(path: Path, length: int) -> Iterator[Windows]:
 
 
 def window_hashes(text: str) -> Windows:
-    """Return the 64-bit hash of every window of a text, in order, with repeats."""
+    """Return the 64-bit hash of every window of five lines of a text, in order, with repeats."""
     stripped = (line.strip() for line in text.splitlines())
     lines = [zlib.crc32(line.encode("utf-8", "surrogatepass")) for line in stripped if _COUNTS.search(line)]
     if 0 < len(lines) < WINDOW_LINES:
@@ -146,9 +146,9 @@ def to_keep(windows: Windows) -> KeptWindows:
 
 
 def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWindows | None) -> NDArray[np.bool_]:
-    """Return whether each window occurs in the training text of candidates (`trained_on`, in parts) or of their parent.
+    """Return whether each window also occurs in the candidates' corpus or in the training text of their parent.
 
-    All are hashes. of_parent: result of `to_keep`; None if unknown.
+    windows: 64-bit hashes. trained_on: hashes of the corpus, in parts. of_parent: result of `to_keep`; None if unknown.
     """
     wanted, places = np.unique(windows, return_inverse=True)
     repeats = np.zeros(len(wanted), dtype=bool)
@@ -161,7 +161,7 @@ def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWin
 
 
 def kept_documents(num_windows: NDArray[np.int64], num_repeated: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether each document is used for validation, from its number of windows and of repeated windows."""
+    """Return whether each document is used for validation. num_repeated: number of its windows that are repeated."""
     shares = num_repeated / np.maximum(num_windows, 1)
     kept: NDArray[np.bool_] = shares <= MOST_OF_A_DOCUMENT
     for document in np.argsort(-shares, kind="stable"):

@@ -1,9 +1,9 @@
 """Documents of local files: folders of text and tables, or a single file.
 
-A hash decides the split (of the relative path for files, of the text for rows), so that it depends neither on order nor
-on other files. Exact copies of a file are read once, and rows with equal text are in the same split, so that no
-validation text is trained on. Names that state a split follow the convention of the Hugging Face hub:
-`data/test-00000-of-00001.parquet` is of the test split.
+Names of files may state the split by the convention of the Hugging Face hub: `data/test-00000-of-00001.parquet` is of
+the test split. Else a hash decides it, of the relative path for texts and of the text for rows, so that it depends
+neither on order nor on other files, and rows of equal text are in the same split. If there are only texts, and the
+hash puts all of them into one split, the end of each validates. Exact copies of a file are read once.
 """
 
 import hashlib
@@ -50,14 +50,14 @@ CARD_KEYS = re.compile(r"^(dataset_info|configs|task_categories|task_ids|size_ca
 
 
 class File(NamedTuple):
-    """A file with documents. size: in bytes. documents: reads and yields the documents."""
+    """A file with documents. size: in bytes. documents: function that reads and yields them."""
 
     size: int
     documents: Callable[[], Iterator[Document]]
 
 
 class Listing(NamedTuple):
-    """The files of a folder that hold documents, JSON data on which the documents depend, and what was left out."""
+    """Files with documents. content: JSON data on which the documents depend. read: what was read of a folder."""
 
     files: list[File]
     content: list[Any]
@@ -75,9 +75,9 @@ def stdlib_source() -> DocumentSource:
 def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> DocumentSource:
     """Return the texts and tables in a folder as a source. name: the source's. Raises UserError as `listed`.
 
-    A data set's card is left out. A hash decides the split, unless names state a train and a validation split; files of
-    a test split are left out if names state a train split. If there are no tables and all texts would be in one split,
-    the end of each text validates instead. With `whole_files`, splits that names state are ignored, and no file is cut.
+    A data set's card is left out. If names state a train split, files of a test split are left out; if they also state
+    a validation split, all other files are for training. Else a hash decides the split, or if it puts all files into
+    one and none is a table, the end of each text validates. `whole_files` ignores stated splits and cuts no text.
     """
     listing = listed(folder, None, by_name=not whole_files, has_card=True)
     files, content, _ = listing
@@ -97,9 +97,9 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
 
 
 def file_source(name: str, path: Path) -> DocumentSource:
-    """Return a file as a source: a text, the end of which is the validation split, or rows, each in a split by hash.
+    """Return an existing file as a source. The end of a text is its validation split; a hash decides the split of rows.
 
-    Raises UserError if an existing file cannot be read; damaged rows raise it only when they are reached.
+    Raises UserError if the file cannot be read. Damaged rows raise it only when they are reached.
     """
     if kind_of(path) in ROW_READERS:
         file = File(path.stat().st_size, partial(_documents, path, path.name, None))
@@ -118,7 +118,7 @@ def _source(name: str, listing: Listing, *streams: Stream) -> DocumentSource:
 
 
 def listed(folder: Path, split: Split | None, *, by_name: bool = False, has_card: bool = False) -> Listing:
-    """Return the files in a folder that hold documents.
+    """Return the files below a folder that hold documents.
 
     split: the split of all documents, or None to decide by hash. by_name: whether splits that names state are followed.
     has_card: whether a data set's card is left out. Raises UserError if there is no text or a file cannot be read;
@@ -239,7 +239,7 @@ def _listed(
 
 
 def stdlib_files(folder: Path) -> Iterator[Path]:
-    """Yield Python files of the standard library, without _sysconfigdata* and folders of STDLIB_EXCLUDED."""
+    """Yield the Python files below a folder, without _sysconfigdata* and folders named in STDLIB_EXCLUDED."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in STDLIB_EXCLUDED]
         yield from (
@@ -286,7 +286,7 @@ def _decoded(path: Path) -> str:
 def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, str]]]:
     """Return the regular files below a folder, as (relative path, path), and all else, as (reason, relative path).
 
-    Folders behind links come last, each once, so that links in a circle end and files without links keep their order.
+    Folders behind links come last, and each folder only once: circles of links end, and other files keep their order.
     """
     found: list[tuple[str, Path]] = []
     unlisted: list[tuple[str, str]] = []
@@ -319,9 +319,9 @@ def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, s
 
 
 def splits_by_name(names: Iterable[str]) -> dict[str, str]:
-    """Return the split (train, validation or test) of each file: by its name, or the nearest folder that states one.
+    """Return the split that each relative path states: train, validation or test. The last part that states one counts.
 
-    Files without a stated split are left out; the result is empty if none states train.
+    Paths that state none are left out; the result is empty if no path states train.
     """
     stated: dict[str, str] = {}
     for name in names:
@@ -332,9 +332,9 @@ def splits_by_name(names: Iterable[str]) -> dict[str, str]:
 
 
 def is_card(name: str, text: str, others: Mapping[str, bool]) -> bool:
-    """Whether a file is a data set's card: a README.md with a card's front matter, or only tables beside or below it.
+    """Whether a file is a data set's card: a README.md with a card's front matter, or with only tables beside or below.
 
-    name: relative path. others: by relative path of each other file that is read, whether it is a table.
+    name: relative path. text: contents. others: whether each other file is a table, by relative path.
     """
     if PurePosixPath(name).name != CARD:
         return False

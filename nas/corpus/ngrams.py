@@ -44,7 +44,7 @@ COUNTED_TOKENS = 1 << 24  # most training tokens that are counted: takes 1.5 GB 
 
 
 def require_losses(of: str, *losses: float | None) -> None:
-    """Raise UserError unless each loss is None or from 0 to MOST_LOSS nats per token. of: the model, for messages."""
+    """Raise UserError unless each loss, nats per token, is None or from about 0 to MOST_LOSS. of: model in messages."""
     for loss in losses:
         if loss is not None and not -0.01 <= loss <= MOST_LOSS:  # rounding may make 0 negative
             raise UserError(f"the loss of {of} must be from 0 to {MOST_LOSS:g} nats per token, but got {loss!r:.80}.")
@@ -52,9 +52,9 @@ def require_losses(of: str, *losses: float | None) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NgramBaseline:
-    """N-gram models of a candidate's training tokens, evaluated on its validation tokens.
+    """N-gram models of a candidate's training tokens, evaluated on its validation tokens or on a second corpus.
 
-    tokens: number of training tokens counted. losses: validation loss of each order from 1 to 5, nats per token.
+    tokens: number of training tokens counted. losses: those of orders 1 to 5, nats per token.
     """
 
     tokens: int
@@ -70,7 +70,7 @@ class NgramBaseline:
         return math.exp(self.losses[order - 1])
 
     def above_trigram(self, loss: float) -> bool:
-        """Whether a validation loss, nats per token, is worse than the trigram's."""
+        """Whether a loss, nats per token, is worse than the trigram's."""
         return loss > self.losses[TRIGRAM - 1]
 
     @property
@@ -157,18 +157,15 @@ def ngram_baseline(
 ) -> NgramBaseline:
     """Return the n-gram baseline of candidates trained and validated in sequences of seq_len tokens.
 
-    The token that begins a text is left out. The result is cached with the corpus. A model that learned from long
-    contexts has a lower loss than the trigram. The hypervolume's reference is another unigram model,
-    `Corpus.unigram_loss`, of the whole training split.
+    Sequences are taken without the token that begins a text (`Corpus.begin_of_text`). The result is cached with the
+    corpus. `Corpus.unigram_loss`, the reference of the hypervolume, is of another unigram model of all training tokens.
 
     Args:
-        tokens: training tokens of a candidate, in whole sequences; None for all. At most 2**24 are counted
-            (`NgramBaseline.tokens`), although more would lower the perplexities.
-        seed: seed of the training, which draws a part of all tokens; for 524,288 tokens the trigram varies by 4 % over
-            four seeds.
-        validation_tokens: those of the recipe's scale. The losses are on the same targets as the candidates', with the
-            same weights (`held_out_targets`) and contexts within a sequence, since other parts of a split have other
-            perplexities.
+        validation_tokens: those of the recipe's scale. The targets and their weights (`held_out_targets`) are those of
+            the candidates, since other parts of a split have other perplexities.
+        tokens: training tokens of a candidate, rounded up to whole sequences; None for all. At most 2**24 of them are
+            counted (`NgramBaseline.tokens`), although more would lower the perplexities.
+        seed: seed of the training, which decides the tokens that it sees if it does not see all.
         second: corpus of the same tokenizer, whose validation targets are used instead; None for those of `corpus`.
 
     Raises UserError as `require_chunks`, for either corpus.
@@ -184,11 +181,8 @@ def ngram_baseline(
         return decode(NgramBaseline, read_json(path), str(path))
     _log.info(f"counting n-grams of {counted * seq_len:,} training tokens")
     order = np.arange(count) if counted == count else epoch_order(seed, 0, count)[:counted]
-    texts = replace(corpus, begin_of_text=None), replace(scored, begin_of_text=None)
-    train, targets = (
-        gather(texts[0], "train", order, seq_len),
-        gather(texts[1], "validation", held_out.indices, seq_len),
-    )
+    train = gather(replace(corpus, begin_of_text=None), "train", order, seq_len)
+    targets = gather(replace(scored, begin_of_text=None), "validation", held_out.indices, seq_len)
     orders = kneser_ney(train, targets, corpus.vocab_size)
     losses = [mean_loss(held_out.by_document(-np.log(probabilities))) for probabilities in orders]
     ngrams = NgramBaseline(tokens=counted * seq_len, losses=tuple(losses))

@@ -1,4 +1,4 @@
-"""Reads texts from files of rows: .jsonl, .json, .csv, .tsv and .parquet, all but the last also compressed."""
+"""Reads texts from files of rows: .jsonl, .json, .csv, .tsv and .parquet. All but .parquet may be compressed."""
 
 import bz2
 import csv
@@ -36,7 +36,7 @@ def kind_of(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path, most: int = MOST_ROWS) -> Iterator[IO[bytes]]:
-    """Open a file for a block, decompressed as it is read.
+    """Open a file for a block, and decompress it as it is read.
 
     Raises UserError if the file is larger on disk than `most` bytes or cannot be read, or for any OSError in the block.
     """
@@ -52,17 +52,17 @@ def opened(path: Path, most: int = MOST_ROWS) -> Iterator[IO[bytes]]:
 
 
 def jsonl_texts(path: Path) -> Iterator[str]:
-    """Yield the text of every line of a .jsonl file that is not blank.
+    """Yield the text of each line of a .jsonl file; blank lines are skipped.
 
-    Raises UserError if the file cannot be read or, naming the line, if one is not a JSON object with a text.
+    Raises UserError if the file cannot be read, or a line is too long or not a JSON object with a text.
     """
     yield from (_text_of(row, where) for row, where in jsonl_rows(path))
 
 
 def jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """Yield the data of every line of a .jsonl file that is not blank, with words for its place (file and line).
+    """Yield the data of each line of a .jsonl file, and words for its place (file and line); blank lines are skipped.
 
-    Raises UserError if the file cannot be read or, naming the line, if one is not JSON or too long.
+    Raises UserError if the file cannot be read, or a line is not JSON or too long.
     """
     with opened(path) as file:  # lines end with \\n only: JSON strings may contain U+2028
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
@@ -75,8 +75,8 @@ def jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
 def json_texts(path: Path) -> Iterator[str]:
     """Yield the texts of a .json file, which has a list of rows, a single row, or lines as in a .jsonl file.
 
-    Raises UserError if an existing file cannot be read, is too large to be read as a whole, or has a row without a
-    text; FileNotFoundError if there is none.
+    Raises UserError if the file cannot be read, is too large to be read as a whole, or has a row without a text;
+    FileNotFoundError if it does not exist.
     """
     blocks, size = list[bytes](), path.stat().st_size
     if size <= MOST_JSON_BYTES:
@@ -97,7 +97,7 @@ def json_texts(path: Path) -> Iterator[str]:
 
 
 def csv_texts(path: Path) -> Iterator[str]:
-    """Yield the texts that are not empty of a .csv or .tsv file, whose first line names its columns.
+    """Yield the non-empty texts of a .csv or .tsv file, whose first line names its columns.
 
     Raises UserError, naming the file, if it cannot be read, is no table or not UTF-8, or has no column of texts.
     """
@@ -135,9 +135,9 @@ def _text_of(row: Any, where: str) -> str:
 
 
 def parquet_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of a parquet file, without nulls.
+    """Yield the texts of a parquet file; nulls are skipped.
 
-    Raises UserError, naming the file, if it is damaged, not a parquet file, or has no column of texts.
+    Raises UserError, naming the file, if it cannot be read as parquet or has no column of texts.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -172,7 +172,7 @@ MAY_LACK_TEXT = (".json", ".csv", ".tsv")  # often beside texts, as settings or 
 
 
 def lacks_text(path: Path) -> str:
-    """Return why not to read an existing file; '' if a first text can be read, or its kind is not in MAY_LACK_TEXT."""
+    """Return why to leave out an existing file, or ''. Only files of kinds in MAY_LACK_TEXT are read, up to a text."""
     if kind_of(path) not in MAY_LACK_TEXT:
         return ""
     try:

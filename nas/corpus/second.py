@@ -1,8 +1,8 @@
-"""A second validation corpus: text of other authors, none of which is used for training.
+"""A second validation corpus: text of other authors, on which no candidate is trained.
 
-It is in the tokens of the first corpus, without documents that repeat text of the first corpus or of the
-parent. The source `dependencies` is Python code of packages that this one needs: of each of PACKAGES, the FILES_OF_EACH
-installed files, of sizes in FILE_BYTES, whose paths have the lowest hashes, so that equal versions give equal choices.
+It has the tokenizer of the first corpus, and no documents that repeat text of the first corpus or of the parent. The
+source `dependencies` is Python code of packages that this one needs: FILES_OF_EACH installed files of each of PACKAGES,
+with sizes in FILE_BYTES. They are chosen by the hashes of their paths, so that equal versions give equal choices.
 """
 
 import hashlib
@@ -56,8 +56,8 @@ class SecondSource(NamedTuple):
 def second_source(data: str) -> SecondSource:
     """Return the documents of `dependencies`, or the first documents of a source that `open_source` opens.
 
-    Documents of a source are read until they have READ_CHARACTERS together. Raises UserError as `open_source` does, and
-    for rows that cannot be read.
+    The first documents are those that together reach READ_CHARACTERS. Raises UserError as `open_source` does, and for
+    rows that cannot be read.
     """
     if data != DEPENDENCIES:
         source = open_source(data, whole_files=True)
@@ -77,12 +77,12 @@ def second_source(data: str) -> SecondSource:
 
 
 def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: KeptWindows | None) -> Corpus:
-    """Return the corpus `first` with the documents of `source` as its validation split.
+    """Return the corpus `first` with the documents of `source` as its validation split. It has no train split to read.
 
-    Documents are excluded if more than a tenth of them repeats text of `first` or of the parent. data: name of the
-    source. of_parent: windows of the parent's training text (`to_keep`); None if unknown. Raises UserError if more than
-    half of a document is repeated (unless the source is `dependencies`), a text cannot be encoded, or the cache is not
-    writable; OSError if writing fails.
+    Documents are excluded if more than a tenth of their windows (`nas.corpus.held_out`) occurs in `first` or in the
+    training text of the parent. data: name of the source. of_parent: windows of that text (`to_keep`); None if unknown.
+    Raises UserError if more than half of a document is repeated (unless `data` is `dependencies`), a text cannot be
+    encoded, or the cache is not writable; OSError if writing fails.
     """
     parent = b"" if of_parent is None else of_parent.tobytes()
     key = hashlib.sha256(json.dumps([1, first.fingerprint, source.fingerprint]).encode() + parent).hexdigest()[:16]
@@ -115,7 +115,7 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
 
 
 def require_sequences(second: Corpus, seq_len: int) -> None:
-    """Raise UserError unless `second` has a sequence of seq_len tokens, which an n-gram baseline needs."""
+    """Raise UserError unless `second` has a sequence of seq_len tokens and the token after, for an n-gram baseline."""
     if not second.held_out.documents or second.num_validation_tokens <= seq_len:
         raise UserError(
             f"--second-eval-data {second.data} must hold more than {seq_len} tokens for an n-gram baseline, but has "
@@ -134,7 +134,7 @@ def _beside(first: Corpus, data: str, key: str, entry: Path, held_out: HeldOut) 
 def package_files(package: str) -> Iterator[tuple[str, Path]]:
     """Yield name and path of each Python file of an installed package, in the order of the names' hashes.
 
-    Tests and vendored code (NOT_THEIRS) are left out. A package that is not installed has no files.
+    Tests and vendored code (NOT_THEIRS) are left out. Nothing is yielded for a package that is not installed.
     """
     try:
         files = distribution(package).files or []

@@ -17,7 +17,7 @@ DocumentLoss: TypeAlias = tuple[float, float]  # share of the loss, nats per tok
 
 
 def num_sequences(corpus: Corpus, split: Split, seq_len: int) -> int:
-    """Return the number of sequences of a split, of seq_len tokens and the token after them, that share no target.
+    """Return how many sequences a split has. Each is seq_len tokens and the token after them; no two share a target.
 
     Raises UserError as `require_chunks`.
     """
@@ -28,7 +28,7 @@ def num_sequences(corpus: Corpus, split: Split, seq_len: int) -> int:
 
 @lru_cache(maxsize=2)  # a batch spans at most two epochs
 def epoch_order(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
-    """Return the order in which an epoch, numbered from 0, goes through `length` training sequences: a permutation."""
+    """Return a permutation: the order in which an epoch, numbered from 0, goes through `length` training sequences."""
     return np.random.default_rng([seed, epoch]).permutation(length)
 
 
@@ -44,7 +44,7 @@ class HeldOutTargets(NamedTuple):
     shares: NDArray[np.float64]
 
     def by_document(self, losses: NDArray[np.floating[Any]]) -> tuple[DocumentLoss, ...]:
-        """Return weight and mean loss of each document, both 0 without targets. losses: sequences x seq_len, nats."""
+        """Return each document's weight and mean loss, both 0 without a target. losses: sequences x seq_len, nats."""
         owners = self.documents.ravel()
         sums = np.bincount(owners, losses.ravel(), len(self.shares))
         counts = np.bincount(owners, minlength=len(self.shares))
@@ -59,8 +59,8 @@ def mean_loss(documents: Iterable[DocumentLoss]) -> float:
 def held_out_targets(corpus: Corpus, seq_len: int, tokens: int) -> HeldOutTargets:
     """Return about `tokens` validation targets, in whole sequences that are spread evenly over documents.
 
-    A document's weight is its share of the tokens, but at most MOST_OF_LOSS; if there are too few documents for that,
-    at most twice the weight of equal shares. Raises UserError as `require_chunks`.
+    A document's weight is its share of the targets, but at most MOST_OF_LOSS or, if there are too few documents for
+    that, twice the weight of equal shares. Other documents share the rest. Raises UserError as `require_chunks`.
     """
     count = num_sequences(corpus, "validation", seq_len)
     stride = seq_len if corpus.chunk_len is None else seq_len + 1
@@ -75,7 +75,7 @@ def held_out_targets(corpus: Corpus, seq_len: int, tokens: int) -> HeldOutTarget
 
 
 def loss_shares(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the weight of each document in the loss, from its number of targets, as in `held_out_targets`."""
+    """Return the weight of each document in the loss, as in `held_out_targets`. sizes: number of targets of each."""
     num_documents = np.count_nonzero(sizes)
     most = MOST_OF_LOSS if num_documents * MOST_OF_LOSS >= 1 else min(1.0, 2 / num_documents)
     shares: NDArray[np.float64] = sizes / sizes.sum()
@@ -100,7 +100,7 @@ def gather(
 ) -> NDArray[np.unsignedinteger[Any]]:
     """Return sequences of a split, each with the token after it: indices x (seq_len + 1), in the stored type.
 
-    If a token begins each text (`Corpus.begin_of_text`), it replaces the first of each sequence, which is no target.
+    `Corpus.begin_of_text`, if not None, replaces the first token of each sequence, which is no target.
     """
     stride = seq_len if corpus.chunk_len is None else seq_len + 1
     starts = np.asarray(indices, dtype=np.int64) * stride

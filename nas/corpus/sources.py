@@ -33,10 +33,10 @@ T = TypeVar("T")
 class PaperCorpus:
     """A corpus of the papers.
 
-    hub: name on the hub of its repositories `train`, `validation` and `tokenizer`; None if the corpus cannot be
-        downloaded, for the reason in `withdrawn`. vocab_size: that of its tokenizer. end_of_text: the token after a
-        document. tokenizer_file: name of the tokenizer's file in a local copy. chunked: whether sequences are cut
-        within each document, and tails dropped.
+    hub: names of the repositories of `train`, `validation` and `tokenizer` on the Hugging Face hub; None if the corpus
+        cannot be downloaded. withdrawn: the reason for that. vocab_size: that of its tokenizer. end_of_text: the token
+        after a document. tokenizer_file: name of the tokenizer's file in a local copy. chunked: whether each document
+        is cut into sequences, and the rest of it dropped.
     """
 
     hub: dict[str, str] | None
@@ -73,11 +73,11 @@ PAPER_CORPORA: dict[str, PaperCorpus] = {
 
 
 def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
-    """Open a source: `stdlib`, `codeparrot`, `languini`, NAME:FOLDER for a local copy of the last two, or a path.
+    """Open a source of documents.
 
-    whole_files: for a folder, ignore names that state a split, and cut no file into a train and a validation part.
-    Raises UserError, in one line, for any other text, and for a source that cannot be read or reached; for rows that
-    are damaged, only when they are reached.
+    data: `stdlib`, `codeparrot`, a path, or NAME:FOLDER for a local copy of `codeparrot` or `languini`. whole_files:
+    for a folder, ignore names that state a split, and cut no file. Raises UserError, in one line, for any other `data`
+    and for a source that cannot be read or reached; damaged rows raise it only when they are reached.
     """
     name, colon, folder = data.partition(":")
     if name in PAPER_CORPORA:
@@ -154,7 +154,7 @@ def _paper_source(
 
 
 class Repository(NamedTuple):
-    """A repository on the hub, or a folder (revision `local`). remedy: advice for the message if it cannot be read."""
+    """A repository on the hub, or a folder (revision `local`). remedy: advice in the message if it cannot be read."""
 
     name: str
     revision: str
@@ -162,7 +162,7 @@ class Repository(NamedTuple):
 
 
 def reach(name: str, kind: str, remedy: str) -> Repository:
-    """Return a repository at its current commit. name: OWNER/NAME, or a folder. kind: `dataset` or `model`.
+    """Return a repository at its current commit, or a folder. name: OWNER/NAME or a path. kind: `dataset` or `model`.
 
     Raises UserError, in one line that ends with `remedy`, if the extra is missing or the repository cannot be reached.
     """
@@ -180,10 +180,10 @@ def reach(name: str, kind: str, remedy: str) -> Repository:
 
 
 def hub_stream(repository: Repository, field: str, split: Split) -> Stream:
-    """Return a stream of the texts in column `field` of a dataset's split `train`, downloaded as they are read.
+    """Return a stream of the texts in column `field` of a dataset, downloaded as they are read.
 
-    split: the split that its documents get. Positions are states of the dataset. Reading raises UserError if the hub
-    cannot be reached, or the dataset lacks the column.
+    The split `train` of the dataset is read, and its documents get the split `split`. Positions are states of the
+    dataset. Reading raises UserError if the hub cannot be reached, or the dataset lacks the column.
     """
 
     def batches(position: Any) -> Generator[Batch, None, None]:
@@ -208,7 +208,7 @@ def hub_stream(repository: Repository, field: str, split: Split) -> Stream:
 
 
 def hub_file(repository: Repository, file: str) -> str:
-    """Return the text of a file in a repository of a model, or in a folder. Raises UserError if it cannot be read."""
+    """Return the text of a file in a model's repository, or in a folder. Raises UserError if it cannot be read."""
     from huggingface_hub import hf_hub_download
 
     def read() -> str:

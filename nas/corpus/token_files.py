@@ -1,8 +1,8 @@
 """Tokenises a source into growing files; a killed preparation is resumed from its last record.
 
-`train.bin` and `validation.bin` have the tokens of both splits. Other files have the hashes of windows of their texts
-(`nas.corpus.held_out`) and, in `documents.bin`, one JSON line per validation document: its name, and its numbers
-of tokens and windows. Only whole batches up to the last `progress.json` count; anything written later is cut off.
+`train.bin` and `validation.bin` have the tokens of the splits, and other files the hashes of their windows of five
+lines (`nas.corpus.held_out`). `documents.bin` has one JSON line per validation document: its name, and its numbers of
+tokens and windows. Only whole batches up to the last `progress.json` count; anything written later is cut off.
 """
 
 import fcntl
@@ -38,8 +38,8 @@ class PreparationProgress:
     """The prepared part of a corpus.
 
     lengths: number of tokens, windows or bytes in each of FILES. positions: position of each stream after the last
-    document written; None if none was. ended: whether each stream has ended. cuts: `lengths` when the training tokens
-    reached each level (`level_of`), so that the corpus of a level does not depend on whether more was prepared.
+    document written; None if none was. ended: whether each stream has ended. cuts: by level (`level_of`), `lengths`
+    when the training tokens reached it, so that the corpus of a level does not depend on whether more was prepared.
     """
 
     lengths: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILES, 0))
@@ -63,11 +63,11 @@ def level_of(tokens: int) -> int:
 def extend(
     folder: Path, source: DocumentSource, encoder: Encoder, progress: PreparationProgress, level: int
 ) -> PreparationProgress:
-    """Tokenise until there are `level` training tokens or no more documents, and return the new progress.
+    """Tokenise until there are at least `level` training tokens or no more documents, and return the new progress.
 
-    A separate validation stream is read up to VALIDATION_TOKENS. progress: result of `read_progress`.
-    Raises UserError if a document cannot be read or encoded or a split is empty, OSError if the disk is full; what
-    PROGRESS_FILE records until then stays valid.
+    A separate validation stream is read up to about VALIDATION_TOKENS. progress: result of `read_progress`.
+    Raises UserError if a document cannot be read or encoded or a split is empty, OSError if a file cannot be written;
+    what PROGRESS_FILE records until then stays valid.
     """
     recorded = progress
     report = _progress_log(source, level)
@@ -120,7 +120,7 @@ def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> Prepar
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder, which is made if needed, for this process; wait while another process holds it."""
+    """Hold a lock on the folder during a block; wait while another process holds it. The folder is made if needed."""
     with ExitStack() as stack:
         while True:
             folder.mkdir(parents=True, exist_ok=True)

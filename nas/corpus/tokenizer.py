@@ -1,4 +1,4 @@
-"""Converts documents to token ids, with a tokenizer of a model or corpus, or a byte-level BPE trained on the corpus."""
+"""Converts documents to token ids, by a tokenizer that comes with a model or corpus or is trained here."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ class BeginOfText:
     id: int
 
     def set_in(self, sequences: NDArray[Any]) -> None:
-        """Replace the first token of each sequence, which is no target, in place. sequences: rows x tokens."""
+        """Put this token in place of the first token of each sequence. sequences: rows x tokens, changed in place."""
         sequences[:, 0] = self.id
 
 
@@ -48,8 +48,9 @@ class Encoder:
     name: includes a digest of the tokenizer. vocab_size: the tokenizer's largest id + 1, or the model's vocab_size if
         that is less. begin: the token that the tokenizer adds before a text, if any; stored documents are without it.
         end: id of the token that ends a document. ends: ids of tokens that end an answer: `end` and others, such as the
-        end of a turn. after: ids that follow every document. seq_len: None, or the length of the sequences into which
-        each document is cut, without its tail and `after`; each is stored with its next token, as seq_len + 1 ids.
+        end of a turn. after: ids that are stored after every document that is not cut. seq_len: length of the sequences
+        into which each document is cut; None if documents are not cut. A sequence is stored with the token after it,
+        as seq_len + 1 ids, and the rest of the document is dropped.
     """
 
     name: str
@@ -66,9 +67,9 @@ class Encoder:
         return id_type(self.vocab_size)
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger[Any]]]:
-        """Return the ids to store for each document: its tokens and `after`, or sequences of seq_len + 1 tokens.
+        """Return the ids to store for each document: its tokens and `after`, or its sequences one after the other.
 
-        An empty text gets none. Raises UserError for a token beyond the vocabulary, or a text that cannot be encoded.
+        A text with too few tokens gets no ids. Raises UserError for a token beyond the vocabulary or a failed encoding.
         """
         pieces = [_pieces(text) for text in documents]
         with tokenizing(f"the tokenizer {self.name}"):
@@ -103,8 +104,8 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
     """Return the encoder of a tokenizer.
 
     vocab_size: the model's, or None for the tokenizer's. Ids of added tokens may lie beyond it, as in Gemma 3, but then
-        no text may have these tokens. seq_len: as in `Encoder`. Raises UserError if the tokenizer is damaged, larger
-        than `vocab_size`, lacks the token that ends a document, or begins a text with more than one token.
+        no text may have these tokens. seq_len: as in `Encoder`. Raises UserError if the tokenizer is damaged, has other
+        ids beyond `vocab_size`, lacks the token that ends a document, or begins a text with more than one token.
     """
     tokenizer = read_foreign_tokenizer(given.json, f"the tokenizer of {given.name}")
     tokenizer.no_truncation()  # saved if a call with `max_length` came before save_pretrained
@@ -137,7 +138,7 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
 
 
 def end_ids(settings: Mapping[str, Any]) -> list[int]:
-    """Return the ids of the tokens that end a generation, from settings of transformers, which name any number."""
+    """Return the ids of tokens that end a generation, from settings of transformers; these may name several or none."""
     named = settings.get("eos_token_id")
     return [id_ for id_ in (named if isinstance(named, list) else [named]) if id_ is not None]
 
@@ -158,9 +159,9 @@ def _around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def with_begin_of_text(given: GivenTokenizer, rule: str) -> GivenTokenizer:
-    """Return a tokenizer that begins a text with its usual token (rule OWN_RULE), none (NO_TOKEN), or the token `rule`.
+    """Return the tokenizer with another rule for what begins a text. Raises UserError for a token that it lacks.
 
-    Raises UserError for a token that the tokenizer lacks.
+    rule: OWN_RULE keeps the tokenizer's own, NO_TOKEN begins with no token, and anything else is the token to add.
     """
     if rule == OWN_RULE:
         return given
@@ -193,7 +194,7 @@ def template(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) 
 
 
 def begin_line(begin: BeginOfText | None, rule: str) -> str:
-    """Return words on the token with which sequences and prompts begin, and on who decides: the tokenizer or a flag."""
+    """Return words that say with which token sequences begin. rule: as in `with_begin_of_text`."""
     token = f"{begin.token!r}, which is not predicted" if begin else "no token of its own"
     return (
         f"each sequence begins with {token}: the rule of {'its tokenizer' if rule == OWN_RULE else '--begin-of-text'}"
@@ -201,12 +202,12 @@ def begin_line(begin: BeginOfText | None, rule: str) -> str:
 
 
 def trained_encoder(text: str, seq_len: int | None) -> Encoder:
-    """Return the encoder of a tokenizer that `train_tokenizer` returned as JSON. seq_len: as in `Encoder`."""
+    """Return the encoder of a tokenizer that was trained here. text: result of `train_tokenizer`."""
     return given_encoder(GivenTokenizer(name="bpe", json=text, end_of_text=END_OF_TEXT), None, seq_len)
 
 
 def write_tokenizer(folder: Path, json_text: str, end_of_text: str, files: Iterable[tuple[str, bytes]] = ()) -> None:
-    """Write a tokenizer for `kept_tokenizer` to read. files: names and contents of its other files. Raises OSError."""
+    """Write a tokenizer for `kept_tokenizer`. An `eos_token` that its other `files` name replaces `end_of_text`."""
     settings = {"eos_token": end_of_text}
     for name, content in files:
         if name == TOKENIZER_CONFIG_FILE:
@@ -218,9 +219,9 @@ def write_tokenizer(folder: Path, json_text: str, end_of_text: str, files: Itera
 
 
 def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
-    """Read the tokenizer in a folder, and name it `name`; without a tokenizer_config.json, END_OF_TEXT ends a document.
+    """Read the tokenizer in a folder, and name it `name`. Raises UserError if a file cannot be read or is damaged.
 
-    Raises UserError if a file cannot be read or the configuration is damaged.
+    A document ends with the `eos_token` of tokenizer_config.json, or with END_OF_TEXT if there is no such file.
     """
     path = folder / TOKENIZER_CONFIG_FILE
     end: Any = END_OF_TEXT
@@ -237,9 +238,9 @@ def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
 
 
 def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:
-    """Train byte-level BPE on about the first TOKENIZER_BYTES of the train split, and return the tokenizer.json.
+    """Train byte-level BPE on about the first TOKENIZER_BYTES of the train split; return the text of a tokenizer.json.
 
-    Source: Radford et al. 2019, GPT-2, section 2.2.
+    vocab_size: the most tokens; short text yields fewer. Source: Radford et al. 2019, GPT-2, section 2.2.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -44,7 +44,7 @@ class Judged(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What is evaluated. encoder: of both models. context: the shorter one of both models', in tokens.
+    """What is evaluated. encoder: of both models. context: the shorter context of the two models, in tokens.
 
     requests: for each task and item, a request for each choice; None for an item that does not fit into the context.
     """
@@ -63,10 +63,10 @@ class Asked(NamedTuple):
 
 
 class Parts:
-    """The results of finished parts of evaluations, read from a .jsonl file, if it exists, and added to it.
+    """The results of finished parts of evaluations, read from a .jsonl file, which need not exist, and added to it.
 
-    Raises UserError if the file cannot be read or has other content. A part is found by a key, a hash of all that
-    decides its result.
+    A part is found by its key, a hash of all that decides its result. Raises UserError if the file cannot be read or
+    has other content.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,9 +85,9 @@ class Parts:
     def result(self, part: str, content: Any, computed: Callable[[], Any]) -> Any:
         """Return the result of a part as plain data: from the file or, if it has none, computed and added to the file.
 
-        part: name of the part. content: plain data that decides the result. computed: returns the result as data that
-            JSON can represent; tuples become lists. Raises OSError if the file cannot be written, UserError for a
-            number that is not finite, and what `computed` raises.
+        part: name of the part. content: plain data that decides the result. computed: function that returns the result
+            as data for JSON; tuples become lists. Raises OSError if the file cannot be written, UserError for a number
+            that is not finite, and what `computed` raises.
         """
         key = fingerprint([FORMAT, part, content])[:16]
         if key not in self.known:

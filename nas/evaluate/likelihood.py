@@ -1,8 +1,8 @@
 """Log-likelihoods of continuations of contexts, tokenised as in lm-evaluation-harness.
 
-Context and continuation are tokenised together, and tokens after those of the context alone are the continuation's;
-spaces at the end of a context go to the continuation. A context begins with the token that begins a text, if the
-tokenizer adds one. A context that several continuations share is run once.
+Context and continuation are tokenised together. If the context alone has n tokens, the continuation is what follows the
+first n. Spaces at the end of a context go to the continuation. A context begins with the token that begins a text, if
+the tokenizer adds one. A context that several continuations share is run once.
 """
 
 from collections import defaultdict
@@ -87,7 +87,7 @@ def likelihoods(
 
 
 class Branch(NamedTuple):
-    """Tokens that continue a sequence of a batch. request: index of the request. row: the sequence's row."""
+    """Tokens that continue a sequence of a batch. request: index of the request. row: of the sequence in the batch."""
 
     request: int
     row: int

@@ -24,7 +24,7 @@ Answers: TypeAlias = Sequence[tuple[float, bool, int]]  # log-likelihood, greedi
 
 
 class Sums(NamedTuple):
-    """Sums of each column over all units (documents or items), and over each bootstrap sample, SAMPLES x columns."""
+    """Sums of each column over all units (documents or items), and over bootstrap samples of them, one in each row."""
 
     whole: Numbers
     samples: Numbers
@@ -46,7 +46,7 @@ def interval(values: Numbers) -> tuple[float, float]:
 def shown(form: str, of: Callable[[Numbers], Numbers], sums: Sums) -> str:
     """Return a number as text, with its interval unless both ends are equal.
 
-    form: format of the number, such as {:.1%}. of: computes the number from the sums, columns x any shape.
+    form: format of the number, such as {:.1%}. of: function that computes the number from the sums of each column.
     """
     low, high = interval(of(sums.samples.T))
     value = form.format(float(of(sums.whole)))
@@ -64,10 +64,10 @@ def _head(*columns: str) -> list[str]:
 def task_columns(task: Task, parent: Sequence[Answers | None], model: Sequence[Answers | None]) -> Numbers:
     """Return an array of items x 5, without items that were left out.
 
-    The columns are 1, the chance of a random choice to be right, whether the parent is right, whether the model is
-    right, and whether their choices differ. parent, model: answers to each item; None for an item that was left out. A
-    model chooses the first of the answers with the highest value of the task's metric; in a greedy task it chooses the
-    only answer, or none if it would not write that one.
+    The columns are 1, the chance of a random choice to be right (0 in a greedy task), whether the parent is right,
+    whether the model is right, and whether their choices differ. parent, model: answers to each item; None for an item
+    that was left out. A model chooses the first of the answers with the highest value of the task's metric; in a greedy
+    task it chooses the only answer, or none if it would not write that one.
     """
     rows = []
     for item, *both in zip(task.items, parent, model, strict=True):
@@ -88,7 +88,7 @@ def task_columns(task: Task, parent: Sequence[Answers | None], model: Sequence[A
 
 
 def task_lines(columns: Mapping[Task, Numbers]) -> list[str]:
-    """Return the lines of the table of tasks, with a mean over several tasks. columns: by task, from `task_columns`."""
+    """Return the lines of the table of tasks; several tasks get a row of means. columns: results of `task_columns`."""
 
     def retention(part: Numbers) -> Numbers:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -139,7 +139,7 @@ def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
 
 
 def writing_lines(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]], num_new: int) -> list[str]:
-    """Return lines that compare both models' greedy continuations, of at most `num_new` tokens, of the same prompts."""
+    """Return lines that compare the models' greedy continuations of the same prompts, at most `num_new` tokens each."""
     places = [first_difference(ours, theirs) for ours, theirs in zip(model, parent, strict=True)]
     num_equal = places.count(None)
     median = statistics.median(math.inf if place is None else place for place in places)

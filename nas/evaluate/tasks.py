@@ -8,7 +8,7 @@ examples before a question, `num_shots` (0 if missing). Each line of requests is
      "request": {"context": "Question: ...\\nAnswer:", "continuation": " a planet"}}
 
 `doc_id` says which item, `idx` which choice, and `label` which choice is right; items from UNCONDITIONAL on are left
-out. An item of a task of single continuations is right if each of its tokens is the most likely one, as
+out. In a greedy task each item has a single continuation, and is right if each token of it is the most likely one, as
 lm-evaluation-harness judges LAMBADA.
 """
 
@@ -33,7 +33,7 @@ GREEDY = "logits_per_byte"  # the metric of tasks with a single continuation, wh
 
 
 class Metric(NamedTuple):
-    """How answers are compared: by log-likelihood / divisor, which is computed from an answer and its token count."""
+    """How answers are compared: by log-likelihood / divisor. divisor: function of an answer and its token count."""
 
     words: str
     divisor: Callable[[str, int], int]
@@ -89,9 +89,9 @@ class Form:
 def read_tasks(folder: str, only: Sequence[str], most_items: int) -> tuple[list[Task], list[str]]:
     """Return the chosen tasks below a folder, and the names of all forms there whose metric is not in METRICS.
 
-    only: names, such as `piqa` or `piqa/rc_5shot`, or patterns like `*/rc_5shot`; empty for all tasks. A name without a
-        form, and an empty `only`, choose the form of each task that has the fewest examples. most_items: largest number
-        of items of a task; a larger task is sampled, always with the same items.
+    only: names, such as `piqa` or `piqa/rc_5shot`, or patterns like `*/rc_5shot`; empty for all tasks. A task that is
+        not named with a form is read in the form with the fewest examples. most_items: largest number of items of a
+        task; a larger task is sampled, always with the same items.
     Raises UserError for a folder or name without a task whose metric is in METRICS, or a file that cannot be read or
     has another format.
     """

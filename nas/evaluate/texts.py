@@ -20,7 +20,7 @@ LONGEST_CYCLE = 16  # tokens of the longest repeated piece, such as a line or a 
 
 
 class Text(NamedTuple):
-    """A text as windows of tokens; the first token of each is not predicted. documents: each window's document."""
+    """A text as windows of tokens; the first token of each is not predicted. documents: of each window, by number."""
 
     name: str
     windows: tuple[tuple[int, ...], ...]
@@ -36,11 +36,11 @@ class Text(NamedTuple):
 
 
 def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, context: int, most_tokens: int) -> Text:
-    """Return a text of about `most_tokens` predicted tokens, as windows of documents in a random order.
+    """Return a text of about `most_tokens` predicted tokens, as windows of its documents.
 
-    The first window of every document comes first, then the second ones, and so on; the last one is not shortened.
-    context: the models'; a window predicts at most this many tokens, and at most LONGEST. Raises UserError if no
-    document has two tokens, and as `Encoder.encode_prompt`.
+    Documents are in a random order, always the same. The first windows of all of them are taken first, then the second
+    ones, and so on. context: the models'; a window predicts at most this many tokens, and at most LONGEST. Raises
+    UserError if no document has a token to predict, and as `Encoder.encode_prompt`.
     """
     length, windows = min(LONGEST, context), list[tuple[int, int, tuple[int, ...]]]()
     order = np.random.default_rng(0).permutation(len(documents))  # of many documents some are read, of any part
@@ -61,7 +61,7 @@ def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, conte
 
 
 class Compared(NamedTuple):
-    """Sums over the predicted tokens of a document, in nats.
+    """Sums over the predicted tokens of a document; losses and divergence in nats.
 
     divergence: KL(parent || model). agreements: number of tokens at which both models have the same most likely token.
     """
@@ -77,15 +77,14 @@ class Compared(NamedTuple):
 def compared(
     model: Decoder, parent: Decoder, text: Text, on_done: Callable[[int], None] = lambda done: None
 ) -> list[Compared]:
-    """Return the comparison for each document of a text, in order. on_done: called with the number of windows done."""
+    """Return the comparison for each document of a text, in order. on_done: called with how many windows are done."""
     sums: dict[int, Any] = {}
     order, done = sorted(range(len(text.windows)), key=lambda index: -len(text.windows[index])), 0
     while order:
         length = len(text.windows[order[0]])
         alike = [index for index in order[: max(1, TOKENS_AT_A_TIME // length)] if len(text.windows[index]) == length]
         order = order[len(alike) :]
-        tokens = torch.tensor([text.windows[index] for index in alike])
-        measured = _measured(model, parent, tokens)
+        measured = _measured(model, parent, torch.tensor([text.windows[index] for index in alike]))
         for index, row in zip(alike, measured.numpy(), strict=True):
             document = text.documents[index]
             sums[document] = sums.get(document, 0.0) + row
@@ -112,7 +111,7 @@ def _measured(model: Decoder, parent: Decoder, tokens: Tensor) -> Tensor:
 
 
 def prompts(texts: Sequence[Text], num_prompts: int, length: int) -> list[tuple[int, ...]]:
-    """Return at most `num_prompts` prompts: the first `length` tokens of longer windows, from each text in turn."""
+    """Return at most `num_prompts` prompts, from each text in turn: the first `length` tokens of its longer windows."""
     long = [[window[:length] for window in text.windows if len(window) > length] for text in texts]
     by_turns = [
         windows[turn] for turn in range(max(map(len, long), default=0)) for windows in long if turn < len(windows)
@@ -143,9 +142,9 @@ def written(
 
 
 def collapses(tokens: Sequence[int]) -> bool:
-    """Whether a continuation ends in repetition: each of its last TAIL tokens equals the one p places earlier.
+    """Whether a continuation ends in repetition.
 
-    This must hold for some p from 1 to LONGEST_CYCLE. The p tokens before the last TAIL then come at least twice more.
+    It does if, for some p from 1 to LONGEST_CYCLE, each of its last TAIL tokens equals the one p places earlier.
     """
     return any(
         len(tokens) >= TAIL + cycle and tokens[-TAIL:] == tokens[-TAIL - cycle : -cycle]

@@ -40,7 +40,7 @@ def has_bf16_units() -> bool:
 
 @contextmanager
 def bf16_products(device_type: str, *, enabled: bool = True) -> Iterator[None]:
-    """Round the factors of products in the body to bf16, by autocast; `enabled=False` turns autocast off instead.
+    """Round the factors of products within this context to bf16, by autocast; `enabled=False` turns autocast off.
 
     On a CPU, a linear's weight is rounded again only after it has changed.
     """
@@ -52,7 +52,7 @@ def bf16_products(device_type: str, *, enabled: bool = True) -> Iterator[None]:
 
 
 def rounded(weight: Tensor) -> Tensor:
-    """Return a weight in bf16; a parameter's copy is cached until it changes. Gradients have the weight's dtype."""
+    """Return a weight in bf16; a parameter's copy is cached until the parameter changes. Gradients are in fp32."""
     if not isinstance(weight, nn.Parameter) or isinstance(weight, FakeTensor):
         return weight.bfloat16()
     version = weight.data_ptr(), weight._version

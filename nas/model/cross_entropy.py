@@ -1,8 +1,8 @@
 """Cross-entropy of a vocabulary projection, whose logits are computed in chunks of rows so that few are in memory.
 
-The loss and both gradients of a chunk are computed together, while its logits are in the cache. On CUDA the output
-table is padded to a multiple of 128 rows, since other products miss the fast matrix units; the logits of the added rows
-are minus infinity, so losses and gradients are those of the true vocabulary.
+The loss of a chunk and the gradients of its input and of the output table are computed together, while its logits are
+in the cache. On CUDA the table is padded to a multiple of 128 rows, since other products miss the fast matrix units;
+the logits of the added rows are minus infinity, so losses and gradients are those of the true vocabulary.
 """
 
 import math
@@ -54,8 +54,9 @@ def losses_of_chunk(
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of a chunk's losses over its rows, fp64, and the gradient of the first sum / num_rows.
 
-    losses: a function of the logits and `known`. logits: before their cap (None for no cap), rows x padded vocabulary;
-        they are overwritten. The gradient has their shape and type `dtype`. num_rows: number of rows in all chunks.
+    losses: called with the logits and `known`, the data about the rows. logits: before their cap (None for no cap),
+        rows x padded vocabulary, of which the first `vocab_size` columns are the true one; they are overwritten. The
+        gradient has their shape and type `dtype`. num_rows: number of rows in all chunks.
     """
     if torch.compiler.is_compiling():
         logits = logits.clone()  # compiled code omits this, together with writing to the argument
@@ -82,7 +83,7 @@ def projected_cross_entropy(
 
 
 def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
-    """Return -ln softmax(hidden @ weight.T)[target] of each row, in nats, the terms of `projected_cross_entropy`."""
+    """Return -ln softmax(hidden @ weight.T)[target] of each row in nats. Arguments: see `projected_cross_entropy`."""
     table, size = padded(weight), len(weight)
     losses = partial(functional.cross_entropy, reduction="none")
     chunks = _chunks(hidden, weight)
@@ -101,8 +102,8 @@ def distilled(
 ) -> Distilled:
     """Return the losses of learning from p, another model's predictions; KL(p || model) has weight `share`.
 
-    likely, log_probabilities: rows x n, the most likely tokens under p; all other tokens are counted as one. The
-        cross-entropy has weight 1 - share. Other arguments: as in `projected_cross_entropy`.
+    likely, log_probabilities: rows x n, the most likely tokens under p and their ln p; all other tokens are counted as
+        one. The cross-entropy has weight 1 - share. Other arguments: as in `projected_cross_entropy`.
     Source: Hinton et al. 2015, arXiv 1503.02531, at temperature 1.
     """
     left = (1 - log_probabilities.exp().sum(dim=1, keepdim=True)).clamp(min=LEAST_LEFT)
@@ -122,7 +123,7 @@ def distilled(
 
 
 def padded(weight: Tensor) -> Tensor:
-    """Return a table, vocab x d_model, with rows of 0 appended up to the next multiple of ROW_MULTIPLE."""
+    """Return a table, vocab x d_model, with rows of 0 appended up to a multiple of its device's ROW_MULTIPLE."""
     num_more = -len(weight) % ROW_MULTIPLE[weight.device.type]
     return functional.pad(weight, (0, 0, 0, num_more)) if num_more else weight
 

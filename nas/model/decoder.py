@@ -31,7 +31,7 @@ LayerFunction: TypeAlias = Callable[[nn.Module, Tensor, bool], Any]
 
 
 class Prediction(NamedTuple):
-    """Logits, batch x T x vocab, and, if wanted, each layer's attention entropies in nats, batch x heads x T.
+    """Logits, batch x T x vocab, and each layer's attention entropies in nats, batch x heads x T; None if not wanted.
 
     There is one entropy per query. A layer without attention has 0 heads.
     """
@@ -65,15 +65,15 @@ class Decoder(PlainDecoder):
         self.layer_function: LayerFunction = nn.Module.__call__  # calls layers in training; may be compiled
 
     def forward(self, tokens: Tensor, *, with_entropies: bool = True) -> Prediction:
-        """Return logits and entropies of tokens, batch x T, int64. Without entropies, attention is faster.
+        """Return the logits of tokens (batch x T, int64) and, if wanted, the attention entropies; see `Prediction`.
 
-        Raises UserError if T is above the architecture's context.
+        Attention may be faster without entropies. Raises UserError if T is above the architecture's context.
         """
         stream, entropies = self.features(tokens, with_entropies=with_entropies)
         return Prediction(self.logits_of(stream), entropies)
 
     def logits_of(self, features: Tensor) -> Tensor:
-        """Return the logits, batch x T x vocab, of features that `features` returned."""
+        """Return the logits, batch x T x vocab, for the first result of `features`."""
         if torch.is_autocast_enabled(features.device.type) and not torch.is_grad_enabled():
             return capped(wide_linear(features, self.logits.weight), self.logit_cap)
         return super().logits_of(features)
@@ -83,8 +83,8 @@ class Decoder(PlainDecoder):
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """Return the input of the vocabulary projection, batch x T x d_model, and the entropies of `Prediction`.
 
-        tokens, errors: as in `forward`. hidden_states: a list to which the input of each layer and the output of the
-            last are appended.
+        Arguments and errors are those of `forward`. hidden_states: a list to which the input of each layer and the
+            output of the last are appended.
         """
         stream = self.embedded(tokens)  # batch x T x d_model
         passed, entropies = [stream], []
@@ -133,18 +133,19 @@ def build(
     temperature_init: float = 1.0,
     slopes: SlopeSharing = "layer",
 ) -> Decoder:
-    """Return a decoder with seeded weights: N(0, s) for linears, 0 for biases, 1 for gains.
+    """Return a decoder with weights drawn from `generator`: N(0, s) for linears, 0 for biases, 1 for gains of norms.
 
-    The standard deviation s is GPT-2's 0.02 at width 768 and proportional to 1 / sqrt(width), so that signals are as
-    strong in a narrow proxy as in a wide model; linears that write to the stream have s / sqrt(2 x layers), and
-    queries of eighth powers are multiplied by `query_scale`. The standard deviation of embedding tables is proportional
-    to 1 / width, up to 0.16: at width 96, layers with nonlinearities then train faster and linear ones slower, which
-    brings the ranking of architectures nearer to the papers'. In a shaped block, queries start at 0, layer 0's values
-    at the identity plus N(0, s), and the last linear of an FFN without a learned scale at 0.1 times N(0, s).
+    The standard deviation s is GPT-2's 0.02 at width 768 and proportional to 1 / sqrt(width). Linears that write to the
+    stream have s / sqrt(2 x layers), and queries of eighth powers are multiplied by `query_scale`. The standard
+    deviation of embedding tables is proportional to 1 / width, up to 0.16, which brings the ranking of architectures at
+    width 96 nearer to the papers'. In a shaped block, queries start at 0, layer 0's values at the identity plus
+    N(0, s), and the last linear of an FFN at N(0, s), times 0.1 if no learned scale follows it.
 
     temperature_init: initial value of learned softmax temperatures. slopes: with `global`, all leaky ReLUs share one
-        learned slope. Raises UserError as `Decoder` does, and for a shaped block with ReLU instead of softmax, which
-        has no gradient at queries of 0.
+        learned slope.
+
+    Raises UserError as `Decoder` does, and for a shaped block with ReLU instead of softmax, which has no gradient at
+    queries of 0.
     """
     forms = {softmax_form(architecture, layer) for layer in architecture.layers}
     if architecture.block_facts.is_shaped and "relu" in forms:

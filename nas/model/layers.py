@@ -1,8 +1,8 @@
 """The layers of a decoder and the decoder itself; `nas.model.decoder` adds what only training needs.
 
 Modules with weights have the names of the nodes of the op graph that `search_spaces.lower` makes:
-`layers.3.attention.qkv.weight` in a state dict is the weight of node `layers.3.attention.qkv`. Linear weights are
-out_features x in_features, as in torch. Exported models include this code. `nas.model.settings` makes the arguments.
+`layers.3.attention.qkv.weight` in a state dict is the weight of node `layers.3.attention.qkv`. Exported models include
+this code. `nas.model.settings` makes the arguments.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ class PlainDecoder(nn.Module):
     def step(self, tokens: Tensor, past: Past) -> Tensor:
         """Return the logits after one more token of each sequence, batch x vocab, and extend `past` by that token.
 
-        tokens: batch, the next token of each sequence. Raises UserError beyond the context.
+        tokens: batch, the next token of each sequence. Raises UserError if a sequence exceeds the context.
         """
         return self.logits_of(self.continued(tokens[:, None], past))[:, 0]
 
@@ -73,7 +73,7 @@ class PlainDecoder(nn.Module):
         tokens: batch x T. past: keys and values of earlier tokens, a `Past` or a cache of transformers, to which those
             of `tokens` are added; None if there are no earlier tokens and nothing is to be cached.
 
-        Raises UserError beyond the context.
+        Raises UserError if a sequence exceeds the context.
         """
         first = 0 if past is None else int(past.get_seq_length())
         stream = self.embedded(tokens, first)
@@ -86,7 +86,7 @@ class PlainDecoder(nn.Module):
     def embedded(self, tokens: Tensor, first: int = 0) -> Tensor:
         """Return the input of the first layer, batch x T x d_model. first: the position of the first token.
 
-        Raises UserError beyond the context.
+        Raises UserError if a sequence exceeds the context.
         """
         if first + tokens.shape[1] > self.context:
             why = " (beyond it attention has windows)" if self.has_windows else ""
@@ -126,10 +126,10 @@ class Block(nn.Module):
     def forward(
         self, stream: Tensor, with_entropy: bool = True, past: Any | None = None, first: int = 0
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the stream after the layer, batch x T x d_model, and, if wanted, the entropies, batch x heads x T.
+        """Return the stream after the layer, batch x T x d_model, and the entropies of attention, batch x heads x T.
 
-        Without attention there are 0 heads. stream: batch x T x d_model. past: keys and values of the positions before
-            `first`, the position of the first token; None to cache nothing. Attention has no entropies if `first` > 0.
+        Entropies are as in `SelfAttention.forward`; without attention there are 0 heads. stream: batch x T x d_model.
+        past: keys and values of the positions before `first`, the position of the first token; None to cache nothing.
         """
         if self.attention is None:
             joined, entropy = stream, stream.new_zeros(len(stream), 0, stream.shape[1]) if with_entropy else None
@@ -164,8 +164,8 @@ class Block(nn.Module):
 class FeedForward(nn.Module):
     """An FFN that is added to the stream: two linears around an activation, maybe with a gate, or one fused linear.
 
-    activations: pairs of a name in `ACTIVATIONS` and arguments, applied in order. scale: constant factor of the FFN's
-        output. branch_gain: initial factor of the output in a learned scaled sum; None for a plain sum.
+    activations: pairs of a name in `ACTIVATIONS` and arguments, applied in order. norm, scale: norm and constant factor
+        of the FFN's output. branch_gain: its initial factor in a learned scaled sum; None for a plain sum.
     """
 
     def __init__(

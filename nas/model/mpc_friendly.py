@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from costmodel.execution.op_functions import CUBIC, EVEN, QUAD_SHIFT, RELU_SUM_OFFSET, THRESHOLDS
-from nas.attention.reference import Attended, causal_scores, row_bounds, upcast
+from nas.attention.reference import Attended, bounded, causal_scores, upcast
 
 # form -> a function of scores that is at least 0, and a constant that is added to its row sum
 FORMS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
@@ -29,8 +29,9 @@ def query_scale(form: str) -> float:
 class ScoreBound(nn.Module):
     """A number per head that is subtracted from the scores before they are normalised.
 
-    For eighth powers it is learned and starts at -0.5. For other forms it starts at 0 and is set by
-    `nas.conversion.score_bounds`: it limits exponentials in private inference, and does not change an exact softmax.
+    For form `power8` it is learned and starts at -0.5. For `bounded` it starts at 0 and is set by
+    `nas.conversion.score_bounds`: it limits exponentials in private inference, and does not change the exact softmax
+    that torch computes in place of a bounded one.
     """
 
     weight: Tensor
@@ -55,13 +56,14 @@ def normalised_attention(
     temperature: Tensor | None = None,
     with_entropy: bool = True,
 ) -> Attended:
-    """Return attention with weights f(scores) / (row sum of f(scores) + c), where `FORMS[form]` is f and c.
+    """Return causal attention with weights f(scores) / (row sum of f(scores) + c), where `FORMS[form]` is f and c.
 
-    queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. cap: scores x become cap * tanh(x /
-        cap); None for no cap. The T x T matrix is computed in fp32, or fp64 for fp64 values; the output has the type of
-        the values. Entropies are of weights scaled to a sum of 1; a row of zeros attends to nothing and has entropy 0.
+    queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. bound: what is subtracted from the
+        scores. cap: scores x become cap * tanh(x / cap); None for no cap. The T x T matrix is computed in fp32, or fp64
+        for fp64 values; the output has the type of the values. Entropies are of weights scaled to a sum of 1; a row of
+        zeros attends to nothing and has entropy 0.
     """
-    length, dtype = queries.shape[-2], torch.promote_types(values.dtype, torch.float32)
+    dtype = torch.promote_types(values.dtype, torch.float32)
     positive = positive_scores(queries.to(dtype), keys.to(dtype), form, bound, temperature, cap)
     sums = positive.sum(dim=-1, keepdim=True)
     output = positive / (sums + FORMS[form][1]) @ values.to(dtype)
@@ -69,8 +71,7 @@ def normalised_attention(
         return Attended(output.to(values.dtype), None)
     shares = positive / sums.masked_fill(sums == 0, 1.0)
     entropy = -(shares * shares.masked_fill(shares == 0, 1.0).log()).sum(dim=-1)
-    upper = row_bounds(length, entropy.device).to(dtype)
-    return Attended(output.to(values.dtype), torch.minimum(entropy.clamp(min=0.0), upper))
+    return Attended(output.to(values.dtype), bounded(entropy))
 
 
 def last_rows(
@@ -109,7 +110,7 @@ def positive_scores(
 ) -> Tensor:
     """Return the numerators of the attention weights: at least 0, and 0 where masked; batch x heads x queries x keys.
 
-    The queries are those of the last tokens. With eighth powers, the first token's only numerator is 1.
+    The queries are those of the last tokens, or of all. With eighth powers, the first token's only numerator is 1.
     """
     scores, seen = causal_scores(queries, keys, temperature, cap)
     scores = scores if bound is None else scores - bound.weight[:, None, None]

@@ -15,13 +15,13 @@ class FrozenNorm(nn.Module):
     """`weight * (x - mean(x)) / sigma + bias`, or `weight * x / sigma` if it is not centred.
 
     Before the norm is frozen, each row is divided by its own deviation, as in LayerNorm and RMSNorm; afterwards, all
-    rows are divided by sigma, the running mean of the deviations seen in training. Position 0 is excluded, since
-    its deviation is far from the others' in trained decoders. Validation changes nothing. Compiled code contains both
-    cases, and `frozen` selects one, so that freezing needs no new compilation.
+    rows are divided by sigma, the running mean of the deviations seen in training. That mean leaves out position 0,
+    unless it is the only one, since its deviation is far from the others' in trained decoders. Validation changes
+    nothing. Compiled code contains both cases, and `frozen` selects one, so that freezing needs no new compilation.
 
     groups: number of equal parts of a row, such as heads of queries, each with its own deviation.
     sigma: the running mean, one per group; 0 before the first step. frozen: 1 or 0, saved with the weights; `is_frozen`
-        is the same, readable without waiting for a device. epsilon: added to the mean square of each row.
+        is the same, readable without waiting for a device. epsilon: added to a row's variance or mean square.
 
     Source: Baroni et al. 2025, arXiv 2507.02559, for frozen deviations and the first position.
     """
@@ -43,12 +43,12 @@ class FrozenNorm(nn.Module):
 
     @property
     def deviation(self) -> Tensor:
-        """The constant that divides rows if the norm is frozen now, one per group; 1 before the first step."""
+        """The constant that would divide rows if the norm were frozen now, one per group; 1 before the first step."""
         return torch.where(self.sigma > 0, self.sigma, 1.0)
 
     @property
     def gain(self) -> Tensor:
-        """The weight divided by the constant deviation, per feature, if the norm is frozen now."""
+        """The weight of each feature divided by `deviation`."""
         deviation = self.deviation
         return self.weight / (deviation if self.groups == 1 else deviation.repeat_interleave(self.group_size))
 
@@ -157,7 +157,7 @@ def freeze_due(model: nn.Module, settings: Freezing, *, step: int, num_steps: in
 
 
 def freezing_steps(names: list[str], settings: Freezing, num_steps: int) -> dict[str, int]:
-    """Return the step, from 1 to num_steps, after which each named norm is frozen; steps are evenly spread."""
+    """Return the step, 1 to num_steps, after which each norm is frozen: spread evenly over the shares of `settings`."""
     ordered = sorted(names, key=_turn)
     spread = settings.end_share - settings.start_share
     shares = [settings.start_share + spread * place / max(1, len(ordered) - 1) for place in range(len(ordered))]

@@ -70,7 +70,7 @@ def norm_of(settings: dict[str, Any] | None, parts: Parts) -> nn.Module:
 
 
 class Past:
-    """A cache of the keys and values of earlier positions, with methods as in transformers.
+    """A cache of the keys and values of earlier positions, with methods as in caches of transformers.
 
     kept: keys and values by the number of their layer, counted from 0 among layers with attention; None for none yet.
     """
@@ -136,7 +136,7 @@ class _Attention(nn.Module):
 
 
 class SelfAttention(_Attention):
-    """Causal attention by softmax or a form in `FORMS`: a linear for queries, keys, values, or three; an output linear.
+    """Causal attention by softmax or a form in `FORMS`; queries, keys and values come from one linear or from three.
 
     Each key and value head serves the same number of neighbouring query heads.
     """
@@ -249,7 +249,7 @@ class _Shaped(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotates the first `width` features of every head: f and f + width / 2 turn together (as in GPT-NeoX).
+    """Rotates the first `width` features of every head: features f and f + width / 2 turn together, as in GPT-NeoX.
 
     The angle is the position times `rotary_rates(width, base, scaling)[f]`. context: largest number of positions.
 
@@ -280,14 +280,11 @@ class Rotary(nn.Module):
         return torch.cat((turned * self.cosines[seen] + crossed * self.sines[seen], kept), dim=-1)
 
 
-@cache  # all layers of a model share them
+@cache  # all layers of a model share them; numpy, as a model on `meta` would leave tensors without data here
 def rotary_tables(
     context: int, rotary_dim: int, base: float, scaling: RotaryScaling | None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return cosines and sines of the angle of every position and rotated feature, each context x rotary_dim.
-
-    They are numpy arrays, so that a model on `meta` does not put tensors without data into the cache.
-    """
+    """Return cosines and sines of the angle of every position and rotated feature, each context x rotary_dim."""
     angles = np.arange(context)[:, None] * np.array(rotary_rates(rotary_dim, base, scaling))  # context x rotary_dim / 2
     cosines, sines = (np.tile(table(angles), 2).astype(np.float32) for table in (np.cos, np.sin))
     return cosines, sines

@@ -1,4 +1,4 @@
-"""Convert an architecture into plain data, the arguments of `nas.model.layers`. Exports include data and layers."""
+"""Convert an architecture into plain data, the arguments of `nas.model.layers`. Exports include both."""
 
 import math
 from dataclasses import asdict, fields, replace
@@ -70,8 +70,8 @@ def norm_settings(
 ) -> dict[str, Any] | None:
     """Return a norm's settings; None for kind `none`.
 
-    features: size of a row; None for d_model. affine: whether a live norm has a gain and, if centred, a bias. groups:
-        number of equal parts of a row that a frozen norm normalises separately.
+    features: size of a row; None for d_model. affine: whether a norm that is not frozen has a gain and, if it is
+        centred, a bias. groups: number of equal parts of a row that a frozen norm normalises separately.
     """
     form = NORMS[kind]
     return None if kind == "none" else {

@@ -35,8 +35,8 @@ LINEARS: dict[NormalisedLinears, dict[str, int]] = {
 def deployed_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return detached weights named `<node>.<suffix>`, in the form in which the op graph is executed ("deployed").
 
-    They are the state dict's tensors, except for temperatures (t, where the state dict has ln t), normalised weights,
-    which are computed, and norms that are or will be frozen, whose gains are divided by their present deviation.
+    They are the state dict's tensors, except for temperatures (t, where the state dict has ln t), the computed weights
+    of normalised linears, and norms that are or will be frozen, whose gains are divided by their present deviation.
     """
     weights = {name: value.detach() for name, value in model.state_dict().items() if ".parametrizations." not in name}
     for name in [name for name in weights if name.endswith(".temperature.log_weight")]:
@@ -115,10 +115,11 @@ def normalise(model: Decoder, settings: Normalisation, generator: torch.Generato
 
 
 def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int, int]]:
-    """Return, for each linear to normalise, how many of its first rows are normalised and how many matrices they form.
+    """Return each linear to normalise, how many of its first rows are normalised, and how many matrices these form.
 
-    If query heads share key heads, queries form several matrices, each with as many rows as the keys. Raises UserError
-    for a shaped block, whose queries start at 0 and have no direction, or if no layer has such linears.
+    A linear that is not packed is one matrix. In a packed `attention.qkv` each matrix has as many rows as the keys, so
+    that queries form several if their heads share key heads. Raises UserError for a shaped block, whose queries start
+    at 0 and have no direction, or if no layer has such linears.
     """
     if model.architecture.block_facts.is_shaped:
         able = " or ".join(repr(name) for name, block in BLOCKS.items() if not block.is_shaped)

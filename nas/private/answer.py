@@ -19,7 +19,7 @@ WIDTHS = (16, 5, 8, 15, 15, 9, 9, 8, 9)
 
 
 class Token(NamedTuple):
-    """A new token: the run of its step, agreement with the model in plaintext (None if not here), predicted cost."""
+    """A new token: its step's run, agreement with the model in plaintext (None without weights), and prediction."""
 
     run: StepRun
     agreement: Agreement | None
@@ -113,10 +113,8 @@ def _row(cells: Sequence[str]) -> str:
 def summary_lines(setup: Setup, answer: Answer) -> list[str]:
     """Return lines that sum up an answer: its text, agreement, measured and predicted costs, and memory."""
     measured, predicted = _costs(answer.tokens).values()
-    words, agreement = (
-        "not compared with the model in the clear, whose weights are not on this machine",
-        answer.agreement,
-    )
+    words = "not compared with the model in the clear, whose weights are not on this machine"
+    agreement = answer.agreement
     if agreement is not None:
         low, high = agreement.interval
         words = (

@@ -53,7 +53,7 @@ Scores: TypeAlias = Mapping[EngineSetting, Scored | str]
 def corpus_for(
     tokenizer: GivenTokenizer, fingerprint: str | None, data: str | None, *, vocab_size: int, context: int
 ) -> Corpus:
-    """Return the corpus `data`; for None, the one with `fingerprint` or, if that is not in the cache, DEFAULT_DATA.
+    """Return the corpus `data`; for None, the one with `fingerprint` if it is in the cache, else DEFAULT_DATA.
 
     tokenizer, vocab_size, context: the model's. Raise errors as `prepare`.
     """
@@ -63,7 +63,7 @@ def corpus_for(
 
 
 def validation_sequences(corpus: Corpus, num_tokens: int, context: int) -> Tokens:
-    """Return about `num_tokens` validation tokens as sequences x (length + 1), each with the token after it.
+    """Return about `num_tokens` validation tokens, sequences x (length + 1): the last of each is only a target.
 
     The sequences are spread over documents, and `length` is at most LONGEST. Raise UserError if the split is too small.
     """

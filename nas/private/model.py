@@ -96,9 +96,9 @@ def load_model(source: str, pick: str, *, weights_here: bool = True, begin_of_te
 
 
 def with_gelu(model: PrivateModel, form: GeluForm | None) -> PrivateModel:
-    """Return the model with another form of GELU than in training; with None, return it unchanged.
+    """Return the model with its GELUs in a form that may differ from training; with None, return it unchanged.
 
-    A layer whose code names a form keeps that form. Raise UserError for a form if the model has no GELU.
+    A layer whose code names a form keeps that form. Raise UserError for a form if no layer has FFN `gelu`.
     """
     trained = model.architecture.gelu
     if form is None:

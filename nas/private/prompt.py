@@ -13,7 +13,7 @@ MOST_BYTES = 1 << 24  # of a file with a prompt; a token has rarely more than so
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A prompt. ids: its tokens, at least one, the first of which is the token that begins a text, if there is one."""
+    """A prompt. ids: its tokens, at least one; they start with the token that begins a text, if the model has one."""
 
     text: str
     ids: tuple[int, ...]
@@ -30,7 +30,7 @@ class Prompt:
 
 
 def given_text(text: str | None, file: str | None) -> str:
-    """Return the text of a prompt: `text` or, without a newline at its end, what is in `file` (- is stdin).
+    """Return the text of a prompt: `text`, or the content of `file` (- is stdin) without a newline at its end.
 
     Raise UserError if both or neither are given, the text is empty, or the file is unreadable, too large or not UTF-8.
     """
@@ -60,8 +60,8 @@ def read_prompt(
 ) -> Prompt:
     """Return a text as a prompt. context, vocab_size: the model's; None for the tokenizer's size.
 
-    Raise UserError if the text and the new tokens exceed the context, there is not at least 1 new token, the tokenizer
-    lacks a character, or as `given_encoder` and `Encoder.encode_prompt`.
+    new_tokens: most tokens to generate. Raise UserError if the text and the new tokens exceed the context, there is not
+    at least 1 new token, the tokenizer lacks a character, or as `given_encoder` and `Encoder.encode_prompt`.
     """
     if new_tokens < 1:
         raise UserError(f"--new-tokens must be at least 1, but got {new_tokens}.")

@@ -51,8 +51,8 @@ class Setup:
 
     public_layers: layers whose weights all parties know, such as 0-5,7; None if there are none. client_layers: number
     of first layers that the client computes in plaintext, or None. client_weights: weights by `<node>.<suffix>`, those
-    of the client's layers included; None if not on this machine. out_of_range: why the model is out of fixed-point
-    range, if it runs all the same; else None.
+    of the client's layers included; None if not on this machine. out_of_range: why fixed point does not hold the model,
+    or folding changed it, if it runs all the same; else None.
     """
 
     model: PrivateModel
@@ -141,7 +141,7 @@ def resolve_setup(
         public_layers: layers whose weights are not secret and go to all parties in plaintext, such as 0-5,7 or embed.
         client_layers: number of first layers that the client computes in plaintext, with the embedding.
         public_checkpoint: checkpoint with the weights of public and client layers, named as RUN is. Weights that are
-            here must be equal to the bit, up to the power of two by which folding scaled the stream. A run that was
+            here must be equal to the bit, up to the powers of two by which folding scaled them. A run that was
             searched with such layers uses them and its parent by default.
     """
     setting = _setting(protocol, ring_bits, fraction_bits, weights, weight_masks, device)
@@ -301,10 +301,10 @@ def setup_document(setup: Setup) -> dict[str, Any]:
 def in_range(setup: Setup, fraction_bits: int | None, *, is_allowed: bool) -> Setup:
     """Return the set-up with fraction bits that keep its model in fixed-point range, or with the reason why none do.
 
-    fraction_bits: the user's choice, the only one tried; None to try others. is_allowed: whether a model out of range
-        may run; all parties must agree on this. If the weights are on another machine, the export's record decides;
-        without a record for this ring, only the server checks. Raise UserError, with the reason, for a model that is
-        out of range, too inaccurate or changed by folding, and not allowed.
+    fraction_bits: the user's choice, the only one tried; None to try those of the protocol. is_allowed: whether such a
+        model may run; all parties must agree on this. If the weights are on another machine, the export's record
+        decides; without a record for this ring, only the server checks. Raise UserError, with the reason, for a model
+        that is out of range, too inaccurate or changed by folding, unless that is allowed.
     """
     try:
         fitted = _as_recorded(setup, fraction_bits) if setup.model.weights is None else _fitted(setup, fraction_bits)

@@ -82,8 +82,8 @@ class Candidate:
     def trained(self) -> Architecture:
         """The architecture at the recipe's scale, whose weights are trained.
 
-        With a parent, it is the `student_architecture`, which folds to the same model. Raises UserError if the context
-        is shorter than the scale's sequences, or a dimension is too large.
+        With a parent, it is the `student_architecture`. Raises UserError if the context is shorter than the scale's
+        sequences, a dimension is too large, or the number of layers does not fit the parent.
         """
         made, distillation = trained_architecture(self.architecture, self.recipe.scale), self.recipe.distillation
         if distillation is None:
@@ -101,14 +101,15 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The papers' name, or layer codes, with EReg(...) around it if the recipe regularises entropy."""
+        """The papers' name if there is one, else layer codes; in EReg(...) if the recipe regularises entropy."""
         return name_of(self.architecture, entropy_regularised=self.recipe.entropy is not None)
 
 
 def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
-    """Return the candidate as plain data, without settings that have no effect on it.
+    """Return the candidate as plain data.
 
-    Settings that were added later are left out at their defaults, so that the `candidate_id` of older candidates stays.
+    `freezing`, `foldable`, `linear_fit_tokens` and `spread_over_depth` are left out if they apply to nothing in the
+    architecture. Settings of later versions are left out at their defaults, so that older candidates keep their ids.
     """
     recipe = asdict(candidate.recipe)
     architecture = candidate.architecture if candidate.recipe.distillation is None else candidate.trained
@@ -137,10 +138,10 @@ def _leave_out_defaults(data: dict[str, Any], settings: Any, names: Sequence[str
 
 
 def candidate_id(candidate: Candidate) -> str:
-    """Return twelve hexadecimal digits of the SHA-256 of the canonical form, which identify a candidate.
+    """Return twelve hexadecimal digits of the SHA-256 of `canonical_candidate`, which identify a candidate.
 
-    The schedule (`route`) and its settings in `_NAMES_IN_IDS` are hashed under older names, so that the ids in the
-    committed data of experiments stay valid.
+    The distillation schedule and some of its settings are hashed under older names, so that the ids in the committed
+    data of experiments stay valid.
     """
     data = canonical_candidate(candidate)
     if (schedule := data["recipe"].pop("distillation", None)) is not None:
@@ -150,7 +151,7 @@ def candidate_id(candidate: Candidate) -> str:
 
 
 def trial_id(candidate: Candidate, *, seed: int, attempt: int = 0) -> str:
-    """Name one training of a candidate: `<candidate_id>-s<seed>-a<attempt>`, safe as a folder name.
+    """Return the name of one training of a candidate, `<candidate_id>-s<seed>-a<attempt>`, safe as a folder name.
 
     Raises UserError for a negative seed or attempt.
     """
@@ -168,7 +169,7 @@ def candidate_at(
     seq_len: int | None = None,
     tokens: int | None = None,
 ) -> Candidate:
-    """Return a member of a space as a candidate, with the recipe that `recipe_at` makes from the other arguments."""
+    """Return a member as a candidate, with the recipe that `recipe_at` makes for it from the other arguments."""
     regularised = member.entropy_regularised
     recipe = recipe_at(
         scale, data, entropy_regularised=regularised, distillation=distillation, seq_len=seq_len, tokens=tokens
@@ -187,8 +188,10 @@ def recipe_at(
 ) -> Recipe:
     """Return the recipe of a scale on some data, adapted by `from_parent` if there is a distillation schedule.
 
-    At scale `paper`, data `codeparrot` and `languini`, also as NAME:FOLDER, have the recipes of their papers. seq_len,
-    tokens: None for the numbers of the recipe. Raises UserError for a number out of range.
+    At scale `paper`, data `codeparrot` and `languini`, also as NAME:FOLDER, have the recipes of their papers.
+
+    entropy_regularised: whether the recipe has an entropy regulariser. seq_len, tokens: None for the recipe's own.
+    Raises UserError for a number out of range.
     """
     corpus = data.partition(":")[0] if name == "paper" else ""
     recipe = PAPER_RECIPES.get(corpus, Recipe(scale=SCALES[name], optimizer="muon" if name == "proxy" else "adamw"))

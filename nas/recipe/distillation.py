@@ -39,7 +39,7 @@ class DistillationSchedule:
         spread_over_depth: whether layers before a tail of empty ones start from layers spread evenly over the parent's
             depth (see `spread_layers`), or from its first layers.
         linear_fit_tokens: training tokens on which linear or polynomial FFNs, and queries of eighth powers, are fitted
-            to the parent (`nas.conversion.linear_fit`).
+            to the parent (`nas.conversion.linear_fit`); without effect if there are `blockwise_tokens`.
         teacher_top_k: most likely tokens in the teacher cache for each prediction; the rest of the vocabulary counts
             as one more.
         trainable: the part of the model that is trained. all: the whole model. changed: attention, FFNs and final norm
@@ -51,7 +51,7 @@ class DistillationSchedule:
             trained.
         hidden_state_weight: weight, in the loss, of the hidden states' relative error against the parent's.
 
-    Raises UserError if a number is out of range.
+    Raises UserError if a share, weight or number of tokens is out of range.
     """
 
     parent: str
@@ -82,7 +82,7 @@ class DistillationSchedule:
                 raise UserError(f"`{name}` of a schedule must be at least {least}, but got {value}.")
 
     def gate_at(self, step: int, num_steps: int) -> float:
-        """Return the factor, falling from 1 to 0, of removed parts after step 0, 1, ..., num_steps."""
+        """Return the factor of removed parts after `step` steps, 0 to num_steps; it falls from 1 to 0."""
         begin, end = self.start_share * num_steps, self.end_share * num_steps
         return min(1.0, max(0.0, (end - step) / (end - begin)))
 
@@ -97,17 +97,19 @@ class Part(NamedTuple):
 def parent_architecture(distillation: DistillationSchedule, dimensions: Architecture) -> Architecture:
     """Return the parent's architecture. Raises UserError if the placement does not fit the number of layers.
 
-    dimensions: the parent's architecture with any layers and final norm. A logit cap that it lacks is not restored.
+    dimensions: differs from the parent's architecture at most in layers and final norm, and in the logit cap, which is
+        not restored if it lacks one.
     """
     return parse(distillation.placement, dimensions).architecture
 
 
 def student_architecture(target: Architecture, parent: Architecture, *, spread: bool) -> Architecture:
-    """Return the architecture to train for a target if training starts from a parent; both fold to the same model.
+    """Return the architecture to train for a target if training starts from a parent.
 
-    Where the parent has a norm and the target has none or a frozen one, the parent's norm is frozen; a final norm only
-    if the folded model stays the same. FFN `identity`, two linears, becomes one linear, `fused`, unless the parent has
-    `identity` too. spread: whether to place the layers by `spread_layers`.
+    Where the parent has a norm and the target has none or a frozen one, the result has the parent's norm, frozen; as
+    final norm only if the folded model stays the same. FFN `identity`, two linears, becomes one linear, `fused`, unless
+    the parent has `identity` too. Target and result fold to the same model, except if a frozen final LayerNorm folds in
+    one of them only. spread: whether to place the layers by `spread_layers`.
     """
     placed = spread_layers(target.layers) if spread else target.layers
     layers = tuple(
@@ -124,7 +126,7 @@ def student_architecture(target: Architecture, parent: Architecture, *, spread: 
 
 
 def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Spread two or more layers that are followed by two or more empty ones evenly over the depth; else change nothing.
+    """Return the layers; if two or more are followed by a tail of two or more empty ones, spread evenly over the depth.
 
     A tail of empty layers fixes the number of the others, but not the parent layers from which they start. Five
     layers that start spread over the builtin parent reach a perplexity of 9.86; five that start as its first layers
@@ -155,7 +157,7 @@ def removed_parts(trained: Architecture, parent: Architecture) -> Iterator[Part]
 
 
 def trained_parts(trained: Architecture, parent: Architecture, trainable: Trainable) -> list[Part] | None:
-    """Return the attention and FFNs to train, in order; None to train the whole model, also if nothing differs."""
+    """Return the attention and FFNs to train, in order; None for the whole model. trainable: as in the schedule."""
     places = [Part(index, kind) for index in range(parent.num_layers) for kind in KINDS]
     reach = dict.fromkeys(removed_parts(trained, parent), 1)  # neighbours of removed parts must compensate for them
     for part in places:
@@ -182,9 +184,10 @@ def fitted_parts(trained: Architecture, parent: Architecture) -> list[Part]:
 
 
 def fitted_degree(form: str, theirs: Layer, parent: Architecture) -> int | None:
-    """Return the degree of the polynomial by which FFN `form` replaces the activation of layer `theirs`, else None.
+    """Return the degree of the polynomial that is fitted to the activation of the parent's layer `theirs`; else None.
 
-    A square without a gate can be fitted only if the parent's FFN has no gate either, and its `down` has a bias.
+    form: the FFN that replaces the parent's. A square without a gate is fitted only if the parent's FFN has no gate
+    either, and its `down` has a bias.
     """
     if theirs.ffn in (form, "none", *LINEAR_FFNS):
         return None

@@ -103,8 +103,8 @@ class _RecipeHelp(Action):
 def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
     """Return the recipe with these changes.
 
-    Raises UserError for a value out of range, changes of an entropy regulariser or a distillation schedule that the
-    recipe does not have, or form `published-code` of the regulariser without a weight.
+    Raises UserError for values that `Recipe` or a part of it refuses, changes of an entropy regulariser or a
+    distillation schedule that the recipe does not have, or form `published-code` of the regulariser without a weight.
     """
     if recipe.entropy is None and _stated(changes.entropy):
         names = ", ".join(_stated(changes.entropy))

@@ -1,6 +1,7 @@
-"""The recipe by which a candidate is trained: scale, optimizer, schedules and losses. A recipe does not change costs.
+"""The recipe by which a candidate is trained: scale, optimizer, schedules and losses.
 
-A `Recipe` contains its scale in full, so that equal recipes train equally in any version.
+A recipe does not change predicted costs. A `Recipe` contains its scale in full, so that a stored recipe stays the same
+if the numbers of a named scale change.
 """
 
 import math
@@ -38,8 +39,7 @@ class Scale:
     """Size, length and learning rate of a candidate's training.
 
     Args:
-        head_dim: features per head of the trained model, whose width is heads x head_dim; None keeps the
-            architecture's.
+        head_dim: the trained model has width heads x head_dim; None keeps the architecture's width.
         vocab_size: entries of the tokenizer; None keeps the architecture's.
         seq_len: tokens per sequence.
         tokens: training tokens of a final training.
@@ -51,7 +51,7 @@ class Scale:
         validation_tokens: largest number of tokens of the last validation, spread evenly over documents
             (`nas.corpus.sequences`); earlier validations use a quarter.
 
-    Raises UserError if a number is out of range, or `micro_batch` does not divide `batch`.
+    Raises UserError if a number is out of range, `micro_batch` does not divide `batch`, or `rungs` do not rise to 1.
     """
 
     name: ScaleName
@@ -94,12 +94,12 @@ class Scale:
 
     @property
     def rung_steps(self) -> tuple[int, ...]:
-        """The steps, from 1 to num_steps and rising, after which the model is validated."""
+        """Numbers of the steps after which the model is validated, rising, from 1 to num_steps."""
         return tuple(sorted({max(1, round(share * self.num_steps)) for share in self.rungs}))
 
     @property
     def rung_validation_tokens(self) -> int:
-        """Tokens of validations before the last: a quarter, since their losses are compared only with each other."""
+        """Largest number of tokens of each validation before the last: a quarter of the last one's, rounded up."""
         return -(-self.validation_tokens // 4)
 
     @property
@@ -145,7 +145,7 @@ class EntropyRegularisation:
         weight: lambda, the factor of the penalty in the loss.
         warmup_share: share of the steps over which the weight rises linearly from 0; 0 for a constant weight.
         margin: gamma, half the width of the band in units of E_max.
-        threshold_init: theta, the initial centre of the band, which is learned.
+        threshold_init: theta, the initial centre of the band as a share of E_max, which is learned.
 
     Source: arXiv 2501.03489, Algorithm 1.
     """
@@ -158,7 +158,7 @@ class EntropyRegularisation:
     threshold_init: float = 0.36  # not stated in the paper; the middle of its learned values, 0.20 to 0.52
 
     def weight_at(self, step: int, num_steps: int) -> float:
-        """Return the weight of the penalty in step 0, 1, ... of a run of `num_steps` steps."""
+        """Return the weight of the penalty in `step`, counted from 0, of a training of `num_steps` steps."""
         rising = self.warmup_share * num_steps
         return self.weight * min(1.0, (step + 1) / rising) if rising else self.weight
 
@@ -233,14 +233,14 @@ class Foldable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """All settings of a training; none changes the cost of the trained model.
+    """All settings of a training. None of them changes the predicted cost of the candidate.
 
     Args:
         data: stdlib, codeparrot, languini, NAME:FOLDER for a copy of the last two, or a path.
         entropy: the entropy regulariser, or None to train on cross-entropy alone.
         normalisation: normalised weights of linears, or None.
         freezing: when frozen norms are frozen; without effect if the architecture has none.
-        foldable: keeps linear FFNs foldable, or None; without effect if `layers_kept_foldable` returns none.
+        foldable: keeps linear FFNs foldable, or None; without effect if `layers_kept_foldable` returns no layer.
         distillation: the distillation schedule from a trained parent, or None to train from scratch.
         slopes: whether each leaky ReLU learns its own slope, or all share one.
         optimizer: muon trains the weights of the layers' linears with Muon, at AdamW's rate, and the rest with AdamW.
@@ -253,14 +253,14 @@ class Recipe:
         clip_norm: norm of the whole gradient above which it is scaled down.
         temperature_init: initial value of learned softmax temperatures.
         precision: type of the factors of matrix products; parameters, optimizer states, sums and losses are in float32.
-            By default, commands use bfloat16 on a GPU that has it and, at scales of real models, on a CPU with units
-            for it; else float32. tf32 is for GPUs.
+            By default, commands use bfloat16 on a GPU that has it and, except at scales smoke and proxy, on a CPU with
+            units for it; else float32. tf32 is for GPUs.
         recompute: whether layers are computed again for their gradients, which saves most of the memory of activations,
             adds about a third to the time and changes no number.
         compile: on CUDA, auto compiles losses and (without `recompute`) layers, and launches small steps as one CUDA
             graph; off does neither.
 
-    Raises UserError if a number is out of range, for float16, or if `foldable` and `normalisation` both act on FFNs.
+    Raises UserError if a number is out of range, for float16, or if `foldable` is set beside a `normalisation` of FFNs.
     """
 
     scale: Scale = SCALES["proxy"]
@@ -340,7 +340,7 @@ def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:
 
 
 def usual_scale(parent: Architecture | None) -> ScaleName:
-    """Return the default scale: `parent` if a parent's head size or vocabulary is not the proxy's, else `proxy`."""
+    """Return the default scale: `proxy`, or `parent` with a parent of another head size or vocabulary size."""
     scale = SCALES["proxy"]
     narrow = parent is None or (parent.head_dim, parent.vocab_size) == (scale.head_dim, scale.vocab_size)
     return "proxy" if narrow else "parent"
@@ -352,9 +352,10 @@ def layers_kept_foldable(architecture: Architecture) -> list[int]:
 
 
 def trained_architecture(architecture: Architecture, scale: Scale) -> Architecture:
-    """Return the architecture to train: the same depth, heads and layers with the scale's head size and vocabulary.
+    """Return the architecture to train: the same depth, heads and layers with the scale's width and vocabulary size.
 
-    If the scale has a head size, d_ff keeps its ratio to the width, and the context becomes the length of a sequence.
+    If the scale has a `head_dim`, `d_ff` and `head_size` keep their ratios to the width, rounded down, and the context
+    becomes the length of a sequence.
     Raises UserError if the architecture's context is shorter than the scale's sequences, or a dimension is too large
     for a tensor.
     """

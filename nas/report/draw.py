@@ -1,4 +1,4 @@
-"""Draws figure data with matplotlib, which only this module imports, and writes the figures of a run to `plots/`."""
+"""Draws figure data with matplotlib, which only this module imports, and writes the Pareto plot of a run."""
 
 from collections.abc import Mapping, Sequence
 from io import StringIO
@@ -38,7 +38,7 @@ def plot_run(run: Run) -> tuple[Path, ...]:
 
 
 def save_figure(path: Path, figure: Figure) -> tuple[Path, ...]:
-    """Write a figure as PNG and SVG, close the figure, and return the files. path: of the files, without suffix."""
+    """Write a figure as PNG and SVG, close it, and return the two files. path: their path without suffix."""
     path.parent.mkdir(exist_ok=True)
     paths = tuple(path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
     for written in paths:
@@ -58,7 +58,7 @@ def svg_text(figure: Figure) -> str:
 
 
 def draw_front(data: FrontFigure) -> Figure:
-    """Return the Pareto plot, readable at a width of 1000 pixels, with a legend below the axes."""
+    """Return the Pareto plot, 1000 pixels wide, with a legend below the axes."""
     figure = plt.figure(figsize=(10, 7.5), dpi=100, layout="constrained")
     widths = [3, 2] if data.published else [1]  # without rows of the papers there is one column
     grid = figure.add_gridspec(2, len(widths), height_ratios=[1, 11], width_ratios=widths)

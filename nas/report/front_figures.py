@@ -41,10 +41,10 @@ Group: TypeAlias = tuple[Mark, ...]  # marks in one style
 class FrontFigure(NamedTuple):
     """Everything that the Pareto plot shows.
 
-    dominated: completed candidates that are not on the front, within the budget or not. Neither they nor `baselines`
-        include members with a diverged seed. paused_min, diverged_min: minutes per token of trials that have no final
-        perplexity. published: rows of the papers. ngrams: perplexities of n-gram baselines by name, empty if not
-        counted.
+    budget_min: minutes per token. dominated: completed candidates that are not on the front, within the budget or not.
+        Neither they nor `baselines` include members with a diverged seed. paused_min, diverged_min: minutes per token
+        of trials without a final perplexity. published: rows of the papers. ngrams: perplexities of n-gram baselines by
+        name; empty if not counted.
     """
 
     title: str
@@ -99,10 +99,10 @@ class PanelFigure(NamedTuple):
 
 
 def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
-    """Return the data of the Pareto plot of a run with a latency budget.
+    """Return the data of the Pareto plot of a run.
 
     rows: rows of the papers; those with a perplexity and the run's number of layers and prompt length are shown. The
-    unigram and bigram baselines are drawn if they are between other drawn perplexities: of members, trigram and 5-gram.
+    unigram and bigram baselines are included if they lie between perplexities of members, trigram and 5-gram.
     """
     assert run.budget.latency_s is not None
     num_layers, seq_len = run.base.num_layers, run.seq_len
@@ -138,7 +138,7 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
 
 
 def cost_figure(run: Run) -> PanelFigure:
-    """Return stacked bars of predicted minutes per token by kind of op, for the front, the baselines and the parent."""
+    """Return stacked bars of predicted minutes per token by kind of op: for the front, the baselines and the parent."""
     named = {f"{number}  {label(member)}": member for number, member in enumerate(run.front, 1)}
     named |= {label(member): member for member in run.members if member.role == "baseline"}
     forms = {name: run.priced_form(member.most_expensive) for name, member in named.items()}

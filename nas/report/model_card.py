@@ -37,7 +37,7 @@ UNKNOWN_LICENCE = "whose licence is not known here; look it up before you pass t
 class Result:
     """The result of a training.
 
-    val_loss: nats per token; None before the first validation, as is `perplexity`. tokens: number of training tokens.
+    perplexity, val_loss: None before the first validation. val_loss: nats per token. tokens: number of training tokens.
     flags: warnings on attention entropy. ngrams: n-gram baselines of the same training text; None if not counted, or if
     the training is unfinished.
     """
@@ -61,8 +61,8 @@ class Result:
 class Provenance:
     """Where a result comes from: the run or command, the data, and the versions of packages and cost model.
 
-    run: name of the folder. trial_id, budget_latency: None for a training of `nas.train`. command: arguments of
-    `nas.train`; None for a run. corpus: fingerprint. data: value of --data; None if unknown.
+    run: name of the folder of the run or training. trial_id, budget_latency: None for a training of `nas.train`.
+    command: arguments of `nas.train`; None for a run. corpus: fingerprint. data: value of --data; None if unknown.
     """
 
     run: str
@@ -153,7 +153,7 @@ class Facts:
 
 
 def model_card(facts: Facts, format: str, run: Run | None = None) -> str:
-    """Return the card as Markdown. format: `hf`, `yaml` or `mpc`. run: the run that the model comes from, if any."""
+    """Return the model card as Markdown. format: the export's, `hf`, `yaml` or `mpc`. run: the model's run, if any."""
     spans: list[tuple[str, Layer]] = []  # equal consecutive layers: `2 to 5`, and the layer
     for layer, group in groupby(enumerate(facts.architecture.layers), key=lambda item: item[1]):
         first, *others = (index for index, _ in group)

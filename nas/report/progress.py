@@ -20,7 +20,7 @@ LINE_EVERY_S = 30.0  # between progress lines if there is no terminal
 
 
 def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
-    """Return the state of a run in one line. eta_s: seconds left, if known. live: whether a process trains it now."""
+    """Return the state of a run in one line. eta_s: seconds left, if known. live: whether it is being trained now."""
     summary = run.summary
     kinds = f" ({summary.completed} completed, {summary.diverged} diverged, {summary.failed} failed)"
     parts = [f"{summary.ended}/{run.num_planned} ended{kinds if summary.diverged or summary.failed else ''}"]
@@ -38,7 +38,7 @@ def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
 
 
 def table(run: Run, eta_s: float | None) -> Table:
-    """Return the state of a run as a table of one row."""
+    """Return the state of a run as a table of one row. eta_s: as in `line`."""
     summary = run.summary
     cells = {
         "running": str(summary.running),
@@ -60,7 +60,7 @@ def table(run: Run, eta_s: float | None) -> Table:
 
 @contextmanager
 def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], None]]:
-    """Show the progress of a run; yield a function, cheap to call, that updates it. state: returns the present run."""
+    """Show the progress of a run; yield a function to call often, which updates it. state: returns the present run."""
     began_s, num_begun, num_shown, checked = time.monotonic(), len(state().finished), -1, -math.inf
     screen = Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext()
 
@@ -122,7 +122,7 @@ def logged_to(console: Console) -> Iterator[None]:
 
 @contextmanager
 def share_progress(console: Console, description: str) -> Iterator[Callable[[float], None]]:
-    """Show a bar with the time left, or an occasional line if there is no terminal.
+    """Show a bar with the time left, or a line every LINE_EVERY_S seconds if there is no terminal.
 
     Yields a function that takes the share of the work done, from 0 to 1.
     """

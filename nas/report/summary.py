@@ -37,7 +37,7 @@ IN_NOISE = "within noise of its cheaper neighbour"
 
 
 def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
-    """Return lines on what a run found: front, n-grams, baselines, order against the papers, scale, files."""
+    """Return lines on what a run with a completed trial found. plots: files that are named."""
     lines = [
         f"front: {len(run.front)} {'member' if len(run.front) == 1 else 'members'} within {format_budget(run.budget)} "
         "per token"
@@ -81,7 +81,7 @@ def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:
 
 
 def second_lines(run: Run) -> list[str]:
-    """Return a line on the second corpus, if any: rank correlation of losses with the first corpus, and baselines."""
+    """Return a line on the second corpus: rank correlation with the first, parent and n-grams; no line without one."""
     if (second := run.meta.second) is None:
         return []
     reached = ", ".join(f"{name} {perplexity:.4g}" for name, perplexity in second.ngrams.perplexities.items())
@@ -92,14 +92,14 @@ def second_lines(run: Run) -> list[str]:
 
 
 def second_text(run: Run, member: TrainedMember) -> str:
-    """Return the perplexity on the second corpus, as text, with a note if `holds_on_first_alone`; empty if unknown."""
+    """Return the perplexity on the second corpus as text, with a note if it is dominated there; empty if unknown."""
     if (perplexity := member.second_perplexity) is None:
         return ""
     return f"{perplexity:.2f}" + (f", {FIRST_ALONE}" if holds_on_first_alone(member, run.front) else "")
 
 
 def on_second(run: Run, member: TrainedMember) -> str:
-    """Return text such as `; on dependencies 9.31`, to follow a perplexity of the first corpus; empty if unknown."""
+    """Return text such as `; on dependencies 9.31`, to follow the perplexity on the first corpus; empty if unknown."""
     text = second_text(run, member)
     return f"; on {run.meta.second.data} {text}" if text and run.meta.second is not None else ""
 
@@ -110,7 +110,7 @@ def mark(loss: float, ngrams: NgramBaseline | None) -> str:
 
 
 def perplexity_text(member: TrainedMember) -> str:
-    """Return text such as `33.10 ± 0.42 (3 seeds)`: exponential of the mean loss, and half the width of its bounds."""
+    """Return text such as `33.10 ± 0.42 (3 seeds)`: perplexity, half the width of its bounds if known, and seeds."""
     bounds = member.perplexity_bounds
     spread = "" if bounds is None else f" ± {(bounds[1] - bounds[0]) / 2:.2f}"
     return f"{member.perplexity:.2f}{spread} ({seeds_text(member)})"
@@ -144,7 +144,7 @@ def unstable_lines(run: Run) -> list[str]:
 
 
 def price_line(run: Run) -> str:
-    """Return a line on protocols, whom you must trust, and what of the front is outside the data of `published`."""
+    """Return a line on the protocols and whom you must trust, and on what of the front `published` has no data for."""
     words = ""
     if "published" in run.config.protocols:
         forms = [deployed_of(member.most_expensive, run.base) for member in run.front]
@@ -165,7 +165,7 @@ def parent_lines(run: Run) -> list[str]:
 
 
 def against_parent(parent: ParentResult, member: TrainedMember) -> str:
-    """Return text such as `+7.7% ± 1.2% in perplexity, 37% less time`, with two standard errors, paired by document."""
+    """Return text such as `+7.7% ± 1.2% in perplexity, 37% less time`. The ± is two standard errors, if known."""
     less = 1 - member.latency_s / parent.latency_s
     time = f"{less:.0%} less time" if less >= 0 else f"{-less:.0%} more time"
     by_document = document_error(differences(parent.documents, member.documents))
@@ -175,7 +175,7 @@ def against_parent(parent: ParentResult, member: TrainedMember) -> str:
 
 
 def agreement_text(member: TrainedMember) -> str:
-    """Return in words how the first seed's predictions differ from the parent's; empty if unknown."""
+    """Return in words how the predictions of the member's first seed differ from the parent's; empty if unknown."""
     trial = member.first
     if trial.parent_divergence is None or trial.parent_agreement is None:
         return ""
@@ -186,7 +186,7 @@ def agreement_text(member: TrainedMember) -> str:
 
 
 def infeasible_lines(run: Run) -> list[str]:
-    """Return a line for each trial that was predicted within budget, but is not feasible (`found_infeasible`)."""
+    """Return a line for each trial of `found_infeasible`, which says why it is not feasible."""
     lines = []
     for record in found_infeasible(run.records, run.budget):
         off, fixed, how_far = record.fold_logits_error, record.fold_fixed_point_error, "are no numbers"
@@ -209,7 +209,7 @@ def _described(member: TrainedMember) -> str:
 
 
 def sent_text(member: TrainedMember) -> str:
-    """Return bytes, keys, and costs under the run's other protocols: `6.43 GB; under sigma 2.00 s and 1.90 GB`."""
+    """Return bytes, keys, and costs under other protocols, such as `6.43 GB; under sigma 2.00 s and 1.90 GB`."""
     keys = "" if member.key_bytes is None else f", {format_bytes(member.key_bytes)} of keys"
     return "; ".join((f"{format_bytes(member.sent_bytes)}{keys}", *also_texts(member)))
 
@@ -239,7 +239,7 @@ def _baseline_lines(run: Run) -> list[str]:
 
 
 def order_lines(run: Run) -> list[str]:
-    """Return lines on pairs of published rows that this run orders unlike the papers, and how many beyond noise."""
+    """Return lines on the pairs of published rows, if there are any, that this run orders unlike the papers."""
     printed = {
         row.notation: row.perplexity
         for row in published_rows()
@@ -269,7 +269,7 @@ def order_lines(run: Run) -> list[str]:
 def searcher_lines(run: Run) -> list[str]:
     """Return a line with the R^2 of the searcher's predictions of final losses, at proposal and after a short training.
 
-    Each is there if LEAST_EXPECTED candidates with a completed training have that prediction; with neither, no line.
+    Each is there if at least LEAST_EXPECTED completed candidates have that prediction; with neither, no line.
     """
     proposed = [record for record in run.records if record.event == "proposed" and record.expected_loss is not None]
     ends = {trial.index: trial.val_loss for trial in run.completed if trial.role == "candidate"}

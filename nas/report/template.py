@@ -17,7 +17,7 @@ from search_spaces.budget.feasible import format_budget, format_price
 
 
 def rendered(template: Path, run: Run | None, **facts: Any) -> str:
-    """Return a template filled with `run` and `facts`. Their text is escaped for HTML (.html files) or for Markdown."""
+    """Return a template filled with `run` and `facts`. Texts are escaped for HTML in .html files, else for Markdown."""
     is_html = template.suffix == ".html"
     environment = Environment(
         loader=FileSystemLoader(template.parent), autoescape=is_html, undefined=StrictUndefined,

@@ -1,4 +1,4 @@
-"""A finished run at other costs: protocol, network, testbed, prompt or budget; as data, as a table and as lines.
+"""A run under another protocol, network, testbed, prompt or budget, as data, as a table and as lines of text.
 
 Nothing is trained again. Costs of all completed trials and the front are computed again; perplexities stay those of the
 run, at its own sequence length.
@@ -33,8 +33,8 @@ Status = Literal["stays", "enters", "over budget", "dominated"]
 class WhatIf:
     """The trained members of a run at other costs, and their front.
 
-    repriced: all members with the other costs, in the order of the run. after: the front of these members, cheapest
-        first. pricer, workload, budget: protocol, prompt and budget of the other costs.
+    repriced: all members, baselines too, with the other costs, in the order of the run. after: the front of these
+        members, cheapest first. pricer, workload, budget: protocol, prompt and budget of the other costs.
     """
 
     run: Run
@@ -52,7 +52,7 @@ class WhatIf:
         return tuple(sorted(shown, key=lambda member: member.point))
 
     def status(self, member: TrainedMember) -> Status:
-        """Whether a repriced member of either front stays, enters, is not eligible (`over budget`) or is dominated."""
+        """Return what becomes of a repriced member of either front. It is `over budget` if it is not `is_eligible`."""
         if member not in self.after:
             return "dominated" if is_eligible(member, self.budget) else "over budget"
         return "stays" if member.trial_id in {kept.trial_id for kept in self.run.front} else "enters"
@@ -63,9 +63,9 @@ def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None
 
     Args:
         run: any run with a completed trial.
-        protocol: published, semi2k, aby3, cheetah, sigma, crypten, ckks or module:Class, instead of the run's protocol.
-        seq_len: tokens of the prompt, instead of the run's.
-        options: network and testbed, by default the run's if the run has the protocol, and budgets, by default none.
+        protocol: published, semi2k, aby3, cheetah, sigma, crypten, ckks or module:Class; None for the run's first.
+        seq_len: tokens of the prompt; None for the run's.
+        options: `network` and `testbed`, by default the run's if it has the protocol; and budgets, by default none.
 
     Raises:
         UserError: if no trial is completed, an op has no cost, the prompt exceeds the context, or an option has an
@@ -85,7 +85,7 @@ def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None
 
 
 def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> WhatIf:
-    """Return a run's trained members at the costs of another pricer and workload, and the front within a budget.
+    """Return a run's trained members at the costs of a pricer and a workload, and their front within a budget.
 
     Raises UserError if no trial is completed, the workload exceeds the context, an op has no cost, or the budget bounds
     keys but the protocol has none.

@@ -173,8 +173,8 @@ class StudyConfig(BudgetOptions):
     def setting_of(self, protocol: str) -> Setting | None:
         """Return the setting of a protocol with the study's `weights` and `weight_masks`; None if neither is given.
 
-        If the study does not use the protocol, `weight_masks` is left out, and the result is None for a protocol
-        without settings. Else a UserError is raised for a value that the protocol does not have.
+        For a protocol that the study does not use, `weight_masks` is left out, and the result is None if the protocol
+        has no settings. Raises UserError for a value that the protocol does not have.
         """
         if protocol in self.protocols:
             return setting_of(protocol, weights=self.weights, weight_masks=self.weight_masks)
@@ -182,9 +182,9 @@ class StudyConfig(BudgetOptions):
 
     @property
     def budget(self) -> Budget:
-        """The budget under the first protocol, whose field `also` has the budgets under the other protocols.
+        """The budget under the first protocol; its field `also` has the budgets under the other protocols.
 
-        Raises UserError for shares of a parent's cost, which `nas.study.priced_study.price_study` resolves.
+        Raises UserError for shares of the parent's cost, which `nas.study.priced_study.price_study` resolves.
         """
         first, *others = self.budgets.values()
         return replace(first, also=tuple(zip(self.protocols[1:], others, strict=True)))
@@ -202,7 +202,7 @@ class StudyConfig(BudgetOptions):
 
     @property
     def kept_layers(self) -> int | None:
-        """Number of first layers that candidates keep, with the embedding, from the parent, as public or client layers.
+        """Number of first layers that candidates keep from the parent, untrained, as public or client layers.
 
         None if neither option is set. Raises UserError for public layers that cannot be parsed or are not the first.
         """
@@ -218,7 +218,7 @@ class StudyConfig(BudgetOptions):
 
     @property
     def most_proxy_evals(self) -> int:
-        """Largest number of low-fidelity evaluations, for searchers that use them."""
+        """Largest number of candidates that get a low-fidelity evaluation, by searchers that use it."""
         return PROXY_EVALS * self.num_trials if self.num_proxy_evals is None else self.num_proxy_evals
 
     @property
@@ -228,7 +228,7 @@ class StudyConfig(BudgetOptions):
 
     @property
     def time_budget_s(self) -> float | None:
-        """Seconds that the search is planned for; None if not planned."""
+        """Seconds that the search is planned for; None without `time_budget`."""
         return None if self.time_budget is None else parse_seconds(self.time_budget, "--time-budget")
 
     @property
@@ -253,7 +253,7 @@ def flag(name: str) -> str:
 
 
 def study_recipe(config: StudyConfig, distillation: DistillationSchedule | None) -> Recipe:
-    """Return the recipe of a study's candidates, with an entropy regulariser, which `study_candidate` may remove.
+    """Return the recipe that `study_candidate` adapts to each candidate. It has an entropy regulariser.
 
     distillation: the parent's schedule; None from scratch. If costs are folded costs, linear FFNs are kept foldable, so
     that verified costs equal predicted ones.
@@ -275,7 +275,7 @@ def study_recipe(config: StudyConfig, distillation: DistillationSchedule | None)
 
 
 def study_candidate(recipe: Recipe, member: Member) -> Candidate:
-    """Return a member as a candidate with a study's recipe, without `entropy` or `foldable` if they do not apply."""
+    """Return a member as a candidate. Its recipe is the study's, without `entropy` or `foldable` if not applicable."""
     if not member.entropy_regularised:
         recipe = replace(recipe, entropy=None)
     made = Candidate(architecture=member.architecture, recipe=recipe)

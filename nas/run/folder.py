@@ -47,8 +47,8 @@ class ParentResult:
     """The unmodified parent of a run's candidates, with its validation and cost.
 
     name: as the user wrote it, or the folder of a training. notation: name or layer codes of its architecture.
-    val_loss: nats per token. latency_s: predicted seconds per token, in the dimensions of the space.
-    documents: weight in the mean loss, and loss in nats per token, of each validation document; empty if not recorded.
+    val_loss: nats per token. latency_s: predicted seconds per token, in the dimensions of the space. documents: weight
+    in the mean loss, and loss in nats per token, of each validation document; empty if not recorded.
     """
 
     name: str
@@ -67,10 +67,10 @@ class ParentResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecondCorpus:
-    """The second corpus on which completed trials are validated. data: `dependencies` or a path, as the user wrote it.
+    """The second corpus on which completed trials are validated.
 
-    fingerprint, held_out: as of a `Corpus`. ngrams: baselines that count the same training tokens as `Meta.ngrams`.
-    parent_loss: the parent's loss on this corpus, nats per token; None from scratch.
+    data: as the user named it. fingerprint, held_out: as in `Corpus`. ngrams: baselines on it that count the training
+    tokens of `Meta.ngrams`. parent_loss: the parent's loss on it, nats per token; None from scratch.
     """
 
     data: str
@@ -90,11 +90,12 @@ class Meta:
     corpus: fingerprint. reference: reference point of the hypervolume: (latency budget in seconds, loss of a unigram
     model in nats). num_members, num_feasible: members of the space, and those within the budget. base: the dimensions
     of all members; its own layers are not used. recipe: the recipe that `study_candidate` adapts to each candidate.
-    parent: the parent's results; its weights are in PARENT_FOLDER. ngrams: baselines that count a candidate's training
-    tokens, or with a parent the whole training split; None if not counted. withheld: forms of attention removed from
-    layers where the parent's scores would leave fixed-point range. held_out: the validation text. read: which files of
-    `--data`'s folders were read or skipped. planned_tokens: a candidate's training tokens before a short time budget
-    reduced them; None if they were not reduced. begin_of_text: the token that begins each sequence, or None.
+    parent: the parent's results, None from scratch; its weights are in PARENT_FOLDER. ngrams: n-gram baselines of a
+    candidate's training tokens, or with a parent of the whole training split; None if not counted. withheld: forms of
+    attention removed from layers where the parent's scores would leave fixed-point range. held_out: the validation
+    text. read: which files of `--data`'s folders were read or left out. planned_tokens: a candidate's training tokens
+    before a short time budget reduced them; None if they were not reduced. begin_of_text: the token that begins each
+    sequence, or None.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -127,7 +128,7 @@ class Meta:
 
     @property
     def weak_parent(self) -> str:
-        """A warning if the parent is no better than a model without context, and what to do; else empty."""
+        """A warning, with advice, if the parent is no better than a model without context; else empty."""
         baseline = min(self.reference[1], math.log(self.vocab_size))
         if self.parent is None or self.parent.val_loss < baseline:
             return ""
@@ -171,8 +172,8 @@ def require_free(folder: Path) -> None:
 def find_run(run: str) -> Path:
     """Return the folder of a run; `latest` is the newest under `runs/`.
 
-    Raises UserError if there is none, or if one of its files is a pipe or device, which could block whoever opens it,
-    or a link, which leads elsewhere.
+    Raises UserError if there is none, or if anything in it is a pipe or device, which could block whoever opens it, or
+    a link, which leads elsewhere.
     """
     if run == "latest":
         if (newest_run := newest(CONFIG_FILE)) is None:
@@ -193,7 +194,7 @@ def find_run(run: str) -> Path:
 
 
 def write_config(folder: Path, config: StudyConfig) -> None:
-    """Write copies of the user's own files, and then the configuration, which makes the folder a run."""
+    """Copy the user's own .yaml files into a folder, and then write the configuration, which makes the folder a run."""
     for setting, protocol in product(KEPT_FILES, config.protocols):
         given, name = _given(config, setting, protocol)
         if given is not None and given.endswith((".yaml", ".yml")) and not (folder / name).exists():
@@ -209,9 +210,9 @@ def is_on_parent(folder: Path | None, config: StudyConfig) -> bool:
 def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | None = None) -> SearchSpace:
     """Build the space of a run. folder: None for a new run.
 
-    tables: for a space that `is_on_parent`, the parent's architecture; for others, an architecture whose vocabulary and
-    context replace those of the space's base, or None. Raises UserError if the parent's architecture is missing, or the
-    space is unknown or not valid.
+    tables: the parent's architecture if the space takes its dimensions from it (`is_on_parent`). For another space, an
+    architecture whose vocabulary and context replace those of the space's base, or None. Raises UserError if the
+    parent's architecture is missing, or the space is unknown or not valid.
     """
     if is_on_parent(folder, config):
         if tables is None:
@@ -225,7 +226,7 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
 
 
 def own_space(parent: Architecture) -> SearchSpace:
-    """Build the space whose choices for every layer are the parts of the parent's first layer and cheaper ones."""
+    """Build the space that offers every layer the parts of the parent's first layer and replacements of them."""
     layer = parent.layers[0]
     is_gated = FFNS[layer.ffn].is_gated
     halved = num_heads(parent, replace(layer, attention="softmax-half")) < parent.num_heads  # not with one key head
@@ -253,7 +254,7 @@ def _definition(folder: Path | None, config: StudyConfig) -> Definition:
 def run_pricer(
     folder: Path | None, config: StudyConfig, protocol: str, network: str | None = None, testbed: str | None = None
 ) -> Pricer:
-    """Load the pricer of a run under one of its protocols, on the run's network and testbed unless others are given."""
+    """Load the pricer of one of a run's protocols. folder: None for a new run. network, testbed: None for the run's."""
     return load_pricer(
         protocol,
         network or own_file(folder, config, "network", protocol),
@@ -268,7 +269,7 @@ def run_pricers(folder: Path | None, config: StudyConfig) -> tuple[Pricer, ...]:
 
 
 def own_file(folder: Path | None, config: StudyConfig, field: str, protocol: str) -> str | None:
-    """Return the path of the run's copy of a user's file or, without a copy, the configuration's value of the field.
+    """Return the path of the run's copy of a user's file, or without a copy, what the configuration says for the field.
 
     field: one of KEPT_FILES. folder: None for a new run.
     """
@@ -286,8 +287,7 @@ def _given(config: StudyConfig, field: str, protocol: str) -> tuple[str | None, 
 
 def read_config(folder: Path) -> StudyConfig:
     """Read the configuration of a run. Raises UserError, naming the file, if it is missing, damaged or not valid."""
-    path = folder / CONFIG_FILE
-    return load_file(StudyConfig, path)
+    return load_file(StudyConfig, folder / CONFIG_FILE)
 
 
 def write_meta(folder: Path, meta: Meta) -> None:

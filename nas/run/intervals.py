@@ -7,14 +7,14 @@
     both        sqrt(seeds^2 + documents^2)
 
 Seeds sample the randomness of training; documents, as clusters of tokens, sample text of their kind. Documents have
-different weights, so their mean is a ratio of sums over clusters, nats by tokens. A difference between two models is
-paired: it is computed by document, where what makes a document hard for both cancels, while seeds are independent:
-sqrt(seeds^2 + seeds'^2 + documents^2). Differences by document contain some variation over seeds too, so this error is
-rather too large.
+different weights, so their mean is a ratio of two sums over clusters: of nats and of tokens. A difference between two
+models is paired by document, so that what makes a document hard for both cancels. Their seeds are independent, so the
+error of a difference is sqrt(seeds^2 + seeds'^2 + documents^2). Differences by document contain some variation over
+seeds too, so this error is rather too large.
 
 The larger deviation is used because two or three seeds are often closer to each other than the next one will be, and
-members with unstable training vary more than others. Two standard errors cover 95 % of a normal distribution, and less
-with few degrees of freedom.
+members with unstable training vary more than others. Two standard errors on either side cover 95 % of a normal
+distribution, and less with few degrees of freedom.
 
 Source: Cochran 1977, "Sampling Techniques", 3rd ed., chapters 6 (variance of a ratio estimate) and 9A (clusters of
 unequal sizes), without the correction for finite populations. NIST/SEMATECH e-Handbook of Statistical Methods, section
@@ -32,7 +32,7 @@ Documents: TypeAlias = tuple[tuple[float, float], ...]  # weight in the mean los
 
 
 def pooled_deviation(losses: Iterable[Sequence[float]]) -> float | None:
-    """Standard deviation over seeds, nats, pooled over members; None if no member has two. losses: by member."""
+    """Return the pooled standard deviation over seeds, nats; None if no member has two. losses: a group per member."""
     repeated = [group for group in losses if len(group) >= 2]
     if not repeated:
         return None
@@ -41,7 +41,7 @@ def pooled_deviation(losses: Iterable[Sequence[float]]) -> float | None:
 
 
 def seed_error(losses: Sequence[float], pooled: float | None) -> float | None:
-    """Standard error over seeds of a member's mean loss, nats; None if `pooled` (of `pooled_deviation`) is None."""
+    """Return the standard error over seeds of a member's mean loss, nats; None if `pooled_deviation` gave None."""
     if pooled is None:
         return None
     deviation = math.sqrt(variance(losses)) if len(losses) >= 2 else 0.0
@@ -49,7 +49,7 @@ def seed_error(losses: Sequence[float], pooled: float | None) -> float | None:
 
 
 def document_error(documents: Documents) -> float | None:
-    """Standard error of the mean loss over documents, nats; None for fewer than two documents with a weight above 0."""
+    """Return the standard error of the mean loss over documents, nats; None without two documents of weight above 0."""
     count = sum(share > 0 for share, _ in documents)
     if count < 2:
         return None
@@ -58,20 +58,20 @@ def document_error(documents: Documents) -> float | None:
 
 
 def mean_documents(trials: Sequence[Documents]) -> Documents:
-    """Mean loss by document over trials; empty unless all trials have documents of the same weights, in order."""
+    """Return the mean over trials of each document's loss; empty unless the weights are the same in all trials."""
     if len({tuple(share for share, _ in documents) for documents in trials}) != 1:
         return ()
     return tuple((same[0][0], sum(loss for _, loss in same) / len(same)) for same in zip(*trials, strict=True))
 
 
 def differences(documents: Documents, others: Documents) -> Documents:
-    """Losses of `others` minus losses of `documents`, by document; empty unless the weights of both are the same."""
+    """Return each loss of `others` minus that of `documents`; empty unless the weights of both are the same."""
     if not mean_documents([documents, others]):
         return ()
     return tuple((share, theirs - ours) for (share, ours), (_, theirs) in zip(documents, others, strict=True))
 
 
 def joined(*errors: float | None) -> float | None:
-    """Return the root of the sum of squares of independent errors; None if none is known."""
+    """Return the root of the sum of squares of the errors that are not None; None if all are None."""
     known = [error for error in errors if error is not None]
     return math.hypot(*known) if known else None

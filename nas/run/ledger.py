@@ -1,4 +1,4 @@
-"""The ledger of a run, its only source of truth: `trials.jsonl`, append-only, one JSON record per line.
+"""The ledger of a run: `trials.jsonl`, to which one JSON record per line is appended for each event of a trial.
 
 Records are flushed to disk before the run continues, so a killed run loses at most the records that it was writing. An
 incomplete last line is dropped, with a warning, when the ledger is opened again.
@@ -51,12 +51,12 @@ class Record:
     """One event of one trial. None means unknown; a non-finite number is never written.
 
     Attributes:
-        event: `proposed` by a searcher, `started` whenever a worker takes it up, `rung` and `finished` when the worker
-            reports them. Replicates are not `proposed`: they follow from results.
+        event: `proposed` for training, `started` whenever a worker takes the trial up, `rung` and `finished` when the
+            worker reports them. Replicates have no `proposed` record, since they follow from results.
         notation: name from the papers, or layer codes. placement: layer codes, which with the run's base define the
             architecture.
         index: number of the candidate or baseline in order of proposal. generation: number of its generation.
-        is_proxy: whether it is a low-fidelity evaluation, `paused` at the first rung until it is promoted.
+        is_proxy: whether it is a low-fidelity evaluation, which is `paused` at the first rung until it is promoted.
         expected_loss: final loss that the searcher predicted, nats, or None.
         role: a `baseline` is trained for comparison only and may exceed the budget; a `replicate` is the candidate of
             the same index with another seed. reason: why the trial did not complete.
@@ -67,11 +67,11 @@ class Record:
         documents: of a completed trial, weight in the mean loss and nats per token of each validation document in
             `meta.json`. second_documents: the same on the second corpus.
         deployed_id, deployed: id and layer codes of the folded form: the predicted form, or after completion the
-            verified form. latency_s, sent_bytes, key_bytes, rounds: the form's cost per token: seconds, bytes that all
-            parties send, bytes of keys that a dealer sends each party before inference (None except under sigma).
-            latency_s_range: smallest and largest seconds consistent with the data of the cost model. also: costs under
-            the run's other protocols. If the run's costs are unfolded costs, they are of the unfolded form, and
-            `deployed` is None.
+            verified form. Both are None in a run with unfolded costs.
+        latency_s, sent_bytes, key_bytes, rounds: cost per token of the folded form, or in a run with unfolded costs of
+            the unfolded form: seconds, bytes that all parties send, and bytes of keys that a dealer sends each party
+            before inference (None for protocols without keys). latency_s_range: smallest and largest seconds consistent
+            with the data of the cost model. also: costs under the run's other protocols.
         predicted_latency_s, predicted_sent_bytes, predicted_key_bytes, predicted_also: cost of the predicted form.
         parent_divergence, parent_agreement: mean KL(parent || model) in nats per token, and share of positions with the
             same most likely token, on validation text, of a completed trial from a parent.
@@ -151,7 +151,7 @@ def architecture_of(record: Record, base: Architecture) -> Architecture:
 
 
 def deployed_of(record: Record, base: Architecture) -> Architecture:
-    """Return the folded form of a trial, or its unfolded form if costs are unfolded costs."""
+    """Return the folded form of a trial, or in a run with unfolded costs, its unfolded form."""
     if record.deployed is None:
         return architecture_of(record, base)
     form = parse_deployed(record.deployed, base)
@@ -162,14 +162,14 @@ def deployed_of(record: Record, base: Architecture) -> Architecture:
 
 
 def price_columns(pricer: Pricer, price: Price) -> dict[str, Any]:
-    """Return the fields of a `Record` with a cost and its protocol, network and cost model."""
+    """Return the fields of a `Record` that have a cost and its protocol, network and cost model, by name."""
     names = ("rounds", "sent_bytes", "key_bytes", "latency_s")
     known = {"protocol": pricer.protocol, "network": pricer.network, "cost_model_id": pricer.cost_model_id}
     return known | {name: getattr(price, name) for name in names}
 
 
 def append(path: Path, *records: Record) -> None:
-    """Append records and wait until they are on disk. Raises OSError, e.g. if the disk is full; then none is added."""
+    """Append records to a ledger and wait until they are on disk. Raises OSError if that fails; none is then added."""
     lines = (json.dumps(asdict(record), allow_nan=False, separators=(",", ":")) + "\n" for record in records)
     data = "".join(lines).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -186,9 +186,9 @@ def append(path: Path, *records: Record) -> None:
 
 
 def read(path: Path) -> tuple[Record, ...]:
-    """Return every record in order, none if there is no file yet; an incomplete last line is dropped with a warning.
+    """Return every record of a ledger, none if there is no file. An incomplete last line is dropped with a warning.
 
-    Raises UserError, naming file and line, if the file cannot be read or a line is damaged or of another schema.
+    Raises UserError if the file cannot be read or, naming the line, if one is damaged or of another schema.
     """
     if not os.path.lexists(path):
         return ()
@@ -208,7 +208,7 @@ def read(path: Path) -> tuple[Record, ...]:
 
 
 def recover(path: Path) -> tuple[Record, ...]:
-    """Read a file that exists as `read` does, and delete an incomplete last line from it, so that appending is safe."""
+    """Read an existing ledger as `read` does, and delete an incomplete last line, so that records can be appended."""
     records = read(path)
     data = read_bytes(path, MOST_LEDGER)
     if not data.endswith(b"\n"):
@@ -223,7 +223,7 @@ def finished(records: Iterable[Record]) -> tuple[Record, ...]:
 
 
 def completed(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Return the `completed` ones of `finished`: trials with a whole final training, the only ones to be ranked."""
+    """Return the records of `finished` whose status is `completed`: trials with a whole final training."""
     return tuple(record for record in finished(records) if record.status == "completed")
 
 

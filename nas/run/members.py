@@ -1,10 +1,10 @@
-"""Candidates and baselines with all their seeds: mean loss, its errors, comparisons, the front, and a second corpus.
+"""Candidates and baselines with all their seeds: mean losses and their errors, comparisons, and the Pareto front.
 
 Losses are in nats per token, and perplexity is the exponential of their mean, so that all seeds have the same weight.
-The first seed is the one by which a member got onto the front, and its luck remains part of the mean. Standard errors
-are over seeds and validation documents (`nas.run.intervals`), or over documents only if no member has two seeds. One
-member is better than another if its mean is lower by more than two standard errors of the difference: the seed errors
-of both and the error of their differences by document, combined.
+A candidate gets further seeds because its first seed put it onto the front, and the luck of that seed remains part of
+the mean. Standard errors are over seeds and validation documents (`nas.run.intervals`), or over documents only if no
+member has two seeds. One member is better than another if its mean is lower by more than two standard errors of the
+difference, which combine the seed errors of both and the error of their differences by document.
 """
 
 import math
@@ -25,13 +25,13 @@ Verdict = Literal["better", "worse", "no difference shown", "not tested"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedMember(Record):
-    """A candidate or baseline with all its trials, as one record of means over seeds, also by document.
+    """A candidate or baseline with all its completed trials, as one record.
 
     `val_loss` and losses by document are means over seeds, and `perplexity` = exp(val_loss). `trial_id`, role and seed
-    are the first trial's; all other fields, such as the cost and the folded form, are the most expensive trial's.
+    are the first trial's. All other fields, such as the cost and the folded form, are the most expensive trial's.
 
     trials: records of the completed trials, in order of seed, at least one. num_diverged: number of seeds that
-        diverged. seed_error: standard error of the mean loss over seeds, nats; None if no member of the run has two.
+        diverged. seed_error: standard error of the mean loss over seeds, nats; None if no member has two seeds.
     """
 
     val_loss: float
@@ -47,7 +47,7 @@ class TrainedMember(Record):
 
     @property
     def most_expensive(self) -> Record:
-        """The trial whose cost is the member's: the one with the highest latency and, among equals, most bytes."""
+        """The trial whose cost is the member's: that of the highest latency and, among equals, of the most bytes."""
         return max(self.trials, key=lambda trial: (trial.latency_s, trial.sent_bytes))
 
     @property
@@ -67,12 +67,12 @@ class TrainedMember(Record):
 
     @property
     def document_error(self) -> float | None:
-        """Standard error of the mean loss over validation documents, nats; None if fewer than two are known."""
+        """Standard error of the mean loss over validation documents, nats; None without losses of two documents."""
         return intervals.document_error(self.documents)
 
     @property
     def standard_error(self) -> float | None:
-        """Standard error of the mean loss in nats, over seeds and documents, or the known one; None if neither is."""
+        """Standard error of the mean loss, nats: `seed_error` and `document_error` combined; None if both are None."""
         return joined(self.seed_error, self.document_error)
 
     @property
@@ -95,7 +95,7 @@ class TrainedMember(Record):
 
     @property
     def second_error(self) -> float | None:
-        """Standard error of `second_loss`, nats: over first-corpus seeds and documents; None if neither is known."""
+        """Standard error of `second_loss`, nats: `seed_error` and the error over its documents, combined."""
         return joined(self.seed_error, intervals.document_error(self.second_documents))
 
 
@@ -135,10 +135,10 @@ def difference_error(member: TrainedMember, other: TrainedMember) -> float | Non
 
 
 def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
-    """Return `better` or `worse` if `member` differs from `other` by more than ERRORS_APART standard errors.
+    """Return whether the mean loss of `member` is lower (`better`) or higher (`worse`) than that of `other`.
 
-    Mean losses are compared, by the standard error of their difference; a lower loss is better. A smaller difference is
-    `no difference shown`; if no standard error is known, the result is `not tested`.
+    A difference of at most ERRORS_APART of its standard errors is `no difference shown`; if no standard error is known,
+    the result is `not tested`.
     """
     if (error := difference_error(member, other)) is None:
         return "not tested"
@@ -148,13 +148,13 @@ def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
 
 
 def in_noise(front: Sequence[TrainedMember]) -> tuple[bool, ...]:
-    """Whether each member of a front, cheapest first, was compared with its cheaper neighbour and found not better."""
+    """Whether each member of a front, cheapest first, was compared with its cheaper neighbour and is not better."""
     inside = [verdict(costlier, cheaper) in ("worse", "no difference shown") for cheaper, costlier in pairwise(front)]
     return tuple([False][: len(front)] + inside)
 
 
 def crosses(member: TrainedMember, budget: Budget) -> bool:
-    """Whether this member is within the latency budget, but the upper end of its latency range is not."""
+    """Whether a member is within the latency budget, but the upper end of its latency range is not."""
     return (
         member.latency_s_range is not None
         and budget.latency_s is not None
@@ -168,9 +168,9 @@ def is_eligible(member: TrainedMember, budget: Budget) -> bool:
 
 
 def found_infeasible(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
-    """Completed trials, without baselines, that were predicted to be within the budget but are not `is_feasible`.
+    """Return the completed trials, except baselines, that were predicted to be within the budget but are not feasible.
 
-    Trials without a prediction (those of a run whose costs are unfolded costs) count as predicted to be within it.
+    Trials without a prediction (those of a run with unfolded costs) count as predicted to be within the budget.
     """
 
     def was_predicted_feasible(record: Record) -> bool:
@@ -188,23 +188,23 @@ def found_infeasible(records: Sequence[Record], budget: Budget) -> tuple[Record,
 
 
 def is_feasible(record: Record, budget: Budget) -> bool:
-    """Whether a trial's cost is within the budget, and its folded model, if any was checked, passed the check."""
+    """Whether a trial's cost is within the budget and its folded model, if one was checked, passed the check."""
     costs = Costs(latency_s=record.latency_s, sent_bytes=record.sent_bytes, key_bytes=record.key_bytes)
     return record.fold_holds is not False and budget.admits(costs, record.also)
 
 
 def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...]:
-    """Return the Pareto-optimal ones of the eligible candidates, by latency and mean loss, cheapest first."""
+    """Return the Pareto front of the eligible candidates (`is_eligible`) by latency and mean loss, cheapest first."""
     return front_of([member for member in members(records) if member.role == "candidate"], budget)
 
 
 def front_of(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
-    """Return the Pareto-optimal ones of the eligible members, by latency and mean loss, cheapest first."""
+    """Return the Pareto front of the eligible ones of these members, as `front` does."""
     return tuple(pareto_front([one for one in trained if is_eligible(one, budget)], lambda member: member.point))
 
 
 def picked(front: Sequence[TrainedMember], choice: str) -> TrainedMember:
-    """Return the knee of a front for `knee`, or its member of lowest perplexity for `best`. The front is not empty."""
+    """Return the knee of a front for `knee`, its member of lowest perplexity for `best`. front: at least one member."""
     if choice == "knee":
         return front[knee([member.point for member in front])]
     return min(front, key=lambda member: member.mean_loss)
@@ -229,7 +229,7 @@ def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
 
 
 def holds_on_first_alone(member: TrainedMember, front: Sequence[TrainedMember]) -> bool:
-    """Whether a front member that is no slower is better on the second corpus by over ERRORS_APART standard errors."""
+    """Whether some front member, no slower, is better on the second corpus by over ERRORS_APART standard errors."""
     ours = member.second_loss
     for other in front:
         theirs = other.second_loss

@@ -1,7 +1,7 @@
-"""Pareto fronts of perplexity against latency, as pure functions of arrays; everything is minimised.
+"""Pareto fronts of perplexity against latency; both are minimised.
 
-A point is (latency in seconds, natural log of the perplexity). Equal points are all kept, since both architectures are
-then valid answers.
+A point is (latency in seconds, natural logarithm of the perplexity). Equal points are all kept, since each of their
+architectures is a valid answer.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,14 +35,14 @@ def pareto_front(some: Iterable[T], point_of: Callable[[T], Point]) -> list[T]:
 
 
 def ranks(points: Sequence[Point]) -> list[int]:
-    """Pareto rank of every point, 0 for the front. Raises UserError for a non-finite coordinate."""
+    """Return the Pareto rank of each point, all finite: 0 on the front, 1 on the front of the rest, and so on."""
     if not points:
         return []
     return [int(rank) for rank in moocore.pareto_rank(_finite(points))]
 
 
 def hypervolume(points: Sequence[Point], reference: Point) -> float:
-    """Area dominated by the points and bounded by the reference point, in seconds x nats.
+    """Return the area dominated by the points and bounded by the reference point, in seconds x nats.
 
     Points beyond the reference in either coordinate add nothing. Raises UserError for a non-finite coordinate.
     """
@@ -52,7 +52,7 @@ def hypervolume(points: Sequence[Point], reference: Point) -> float:
 
 
 def knee(points: Sequence[Point]) -> int:
-    """Return the index of the front's knee: the front point farthest below the line between the front's two ends.
+    """Return the index of the knee: the point of the front that is farthest below the line between the front's ends.
 
     Both axes are scaled to the extent of the front. If the front has fewer than three points, or all are equal, the
     knee is the point of lowest perplexity. Raises UserError if there are no points, or for a non-finite coordinate.
@@ -72,7 +72,7 @@ def knee(points: Sequence[Point]) -> int:
 
 
 def point_of_seeds(points: Sequence[Point]) -> Point:
-    """Return the point of a candidate from the points of its seeds, at least one: highest latency and mean loss.
+    """Return the point of a candidate: the highest latency and the mean of the losses of its seeds, at least one.
 
     Latencies differ if the weights of some seeds fold less far, and the cost must hold for every seed.
     """

@@ -24,12 +24,12 @@ MOVES = ("started", "finished")  # after the first event a trial is running, aft
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Counts of candidates and baselines by result, and the front of the completed ones.
+    """Counts of candidates and baselines by result, and the Pareto front of the candidates.
 
     running: trials in training, replicates included. completed, diverged, failed: by the last result. paused:
-        candidates with a low-fidelity evaluation alone. evaluated: candidates whose evaluation has ended. replicates:
-        trials of further seeds that have ended. seeds_left: further seeds to train if the front stays the same.
-        hypervolume: in seconds x nats. best: member of lowest perplexity on the front; None if the front is empty.
+        candidates with only a low-fidelity evaluation. evaluated: candidates whose low-fidelity evaluation has ended.
+        replicates: trials of further seeds that have ended. seeds_left: further seeds to train if the front stays the
+        same. hypervolume: in seconds x nats. best: member of lowest perplexity on the front; None if it is empty.
     """
 
     running: int
@@ -52,7 +52,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of a study. During the run, `replace(run, records=...)` is its present state.
+    """A run of a study, in the state that its records describe.
 
     config: the study. meta: further facts, recorded at the start. records: every event of every trial, in order.
     """
@@ -86,12 +86,12 @@ class Run:
 
     @cached_property
     def completed(self) -> tuple[Record, ...]:
-        """The `completed` ones of `finished`: trials with a whole final training."""
+        """The records of `finished` whose status is `completed`: trials with a whole final training."""
         return ledger.completed(self.records)
 
     @property
     def is_proxy(self) -> bool:
-        """Whether models are trained at another width than the one whose cost is predicted; False if none completed."""
+        """Whether completed trials were trained at another width than the one whose cost is predicted."""
         return any(record.width != self.base.d_model for record in self.completed)
 
     @cached_property
@@ -101,12 +101,12 @@ class Run:
 
     @cached_property
     def front(self) -> tuple[TrainedMember, ...]:
-        """The Pareto front within the budget, cheapest first: seconds per token against mean loss over seeds."""
+        """The Pareto front of the candidates within the budget, cheapest first: seconds per token against mean loss."""
         return front(self.records, self.budget)
 
     @cached_property
     def summary(self) -> Summary:
-        """Counts of trials by result, the hypervolume (seconds x nats), and the best member."""
+        """Counts of trials by result, the front, its hypervolume, and its best member."""
         last = {(record.index, record.seed): record.event for record in self.records if record.event in MOVES}
         firsts = Counter(record.status for record in self.finished if record.role != "replicate")
         num_replicates = len(self.finished) - firsts.total()
@@ -128,7 +128,7 @@ class Run:
 
     @property
     def num_planned(self) -> int:
-        """Number of candidates and baselines that will end, by final training or in a failed or diverged evaluation."""
+        """Number of candidates and baselines that will end: by a final training, or earlier by failing or diverging."""
         others = {record.index for record in self.records if record.role == "baseline"}
         failed_early = sum(record.is_proxy and record.status != "paused" for record in self.finished)
         return self.config.num_trials + len(others) + failed_early
@@ -172,14 +172,14 @@ class Run:
         return self.meta.ngrams
 
     def priced_form(self, record: Record) -> Architecture:
-        """Return the form of a trial that the run's costs are about: folded or unfolded, as in `config.cost_of`."""
+        """Return the architecture whose cost the record of a trial has: folded or unfolded, as in `config.cost_of`."""
         return (deployed_of if self.config.cost_of == "folded" else architecture_of)(record, self.base)
 
     def pick(self, choice: str) -> Record:
-        """Return a completed trial: of the `knee` or `best` of the front, or of a candidate or baseline by its arch_id.
+        """Return the first completed trial of a member of the run. Raises UserError if there is no such member.
 
-        Members are chosen by the means over their seeds; of several with this arch_id, the cheapest is chosen. The
-        trial is that of the member's first seed. Raises UserError if the run has no such member.
+        choice: `knee` or `best` (of lowest perplexity) of the front, or the arch_id of a candidate or baseline. If
+        several have this arch_id, the cheapest is meant.
         """
         if choice in ("knee", "best"):
             if self.front:

@@ -15,7 +15,7 @@ from search_spaces.architecture import dump_architecture
 
 
 def write_tables(run: Run) -> None:
-    """Write all tables of a run, replacing old ones."""
+    """Write the tables of a run and the architectures of its front, and replace old ones."""
     ledger.write_csv(run.folder / "trials.csv", trial_table(run))
     ledger.write_csv(run.folder / "pareto.csv", front_table(run))
     architectures = run.folder / "architectures"
@@ -27,7 +27,7 @@ def write_tables(run: Run) -> None:
 
 
 def trial_table(run: Run) -> Table:
-    """Return a row for every trial that ended: its record, errors over its candidate's seeds, and n-gram baselines.
+    """Return a row for every trial that ended: its record, the errors of its candidate, and n-gram baselines.
 
     `seed_error`, `document_error` and both combined, `standard_error`, are of the candidate's mean loss, in nats.
     `perplexity_low` and `perplexity_high` are the perplexities two standard errors below and above that loss.
@@ -41,12 +41,12 @@ def trial_table(run: Run) -> Table:
 
 
 def front_table(run: Run) -> Table:
-    """Return a row for every member of the front, cheapest first, with the columns of `trial_table`.
+    """Return a row for every member of the front, cheapest first, with the columns of `trial_table` and more.
 
-    Fields of the record are those of the `TrainedMember`. `within_noise`: whether the member was compared with its
-    cheaper neighbour and not found better. `nats_below_neighbour` is the neighbour's mean loss minus the member's, and
-    `neighbour_error` its standard error. `knows_less_than_trigram` is about the mean loss. `second_...` and
-    `holds_on_first_alone` are about the second corpus.
+    Fields of the record are those of the `TrainedMember`, and `knows_less_than_trigram` is about its mean loss.
+    `within_noise`: whether the member was compared with its cheaper neighbour and is not better. `nats_below_neighbour`
+    is the neighbour's mean loss minus the member's, and `neighbour_error` the standard error of that difference.
+    `second_...` and `holds_on_first_alone` are about the second corpus.
     """
     front, neighbours = run.front, list(pairwise(run.front))
     below = [cheaper.mean_loss - costlier.mean_loss for cheaper, costlier in neighbours]

@@ -63,7 +63,7 @@ class Draws:
         return self._places[member]
 
     def new_of(self, members: Collection[Member], seen: Collection[Member]) -> list[Member]:
-        """Return those of `members` within the budget whose `Place.form` no seen and no earlier member has."""
+        """Return the members within the budget whose `Place.form` is new: no seen and no earlier member has it."""
         forms, new = {self.place_of(member).form for member in seen}, list[Member]()
         for member in members:
             place = self.place_of(member)
@@ -89,9 +89,9 @@ class Draws:
     ) -> list[Member]:
         """Return `chosen` and newly drawn members, `size` in all; fewer only if no more new members are found.
 
-        A new member has a `Place.form` that no member of `seen`, no chosen and no drawn one has. It is drawn from the
-        slice that contains the fewest of these members, if a new one is found there, else from the next; if no slice
-        has one, it is the first new one of WALKED members of the space.
+        A member is new if no seen, chosen or drawn member has its `Place.form`. It is drawn from the slice with the
+        fewest of these members or, if TRIES draws there find none that is new, from the next slice. If no slice yields
+        one, it is the first new one among WALKED members within the budget.
         """
         members, known = list(chosen), (*seen, *chosen)
         forms, held = {self.place_of(member).form for member in known}, self._held(known)

@@ -20,8 +20,9 @@ CHOICES = 16  # offspring drawn for each proposal; the one nearest to its latenc
 class Evolution(Strategy):
     """Proposes draws that are even over costs, then offspring of the best fronts so far.
 
-    Each offspring has a latency target, uniform in the slice of latency with the fewest trained members. Of CHOICES
-    draws, the new one nearest to the target is taken. Without targets, most offspring would cost nearly the budget.
+    Each offspring has a latency target, uniform in the slice of latency with the fewest members that completed or were
+    just chosen. Of CHOICES draws, the new one nearest to the target is taken. Without targets, most offspring would
+    cost nearly the budget.
     """
 
     def __init__(self, problem: SearchProblem) -> None:

@@ -1,8 +1,9 @@
 """Searchers that use samplers of Optuna, which needs the extra `searchers`.
 
 Every choice of every layer is a categorical parameter. The Optuna study is rebuilt from the results for every
-generation, so that proposals depend on nothing else. Suggestions that are over budget or were made before are reported
-to Optuna as failed; after SUGGESTIONS of them, a random draw is used.
+generation, so that proposals depend on the results and the seed alone. Suggestions that are over budget or were made
+before are reported to Optuna as failed; after SUGGESTIONS of them, a random draw is used. In a space that lists its
+members, the new member nearest to a suggestion is taken.
 """
 
 import warnings

@@ -40,7 +40,7 @@ class Suggestion:
         is_proxy: whether it is a low-fidelity evaluation, which stops at the first rung.
         expected: predicted final log-perplexity, nats, or None.
         index: number of the candidate or baseline, in order from 0; a replicate has the index of its candidate.
-        generation: number of the candidate's generation, from 0.
+        generation: number of the generation in which it is proposed, from 0.
         role: baselines are trained for comparison only.
         replicate: seed of the training minus the run's seed; 0 for the first training of a candidate.
     """
@@ -64,13 +64,13 @@ class Observation:
     """The result of a training, or the prediction from its low-fidelity evaluation.
 
     Attributes:
-        latency_s: seconds per token, verified after a final training, and predicted before.
+        latency_s: seconds per token; after a final training, those of the verified folded form, if it was checked.
         log_perplexity: final result or prediction, nats; None if it diverged or failed.
         deviation: standard deviation of the prediction, nats; None for a result.
         promoted: whether an evaluated member has been promoted to its final training.
         index, replicate: as in `Suggestion`.
-        feasible: whether the folded form stays within fixed-point range and the budget.
-        rung_losses: validation losses at the rungs, nats per token, in order.
+        feasible: whether the cost is within the budget and the folded form, if it was checked, passed the check.
+        rung_losses: validation losses at the rungs, nats per token, in order; empty if it diverged or failed.
     """
 
     member: Member
@@ -182,8 +182,8 @@ def check_searcher(name: str) -> None:
 def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
     """Return the constructor of a searcher.
 
-    Raises UserError for an unknown name, a class that is no `Strategy`, or one that cannot be imported; the constructor
-    raises it for a sampler that Optuna lacks.
+    Raises UserError for an unknown name, a class that is no `Strategy`, or one that cannot be imported. The constructor
+    raises it for a sampler that `OptunaStrategy` refuses.
     """
     check_searcher(name)
     module, _, attribute = SEARCHERS.get(name, name).partition(":")

@@ -7,7 +7,8 @@ The standard deviations of form weights and discrepancy are the most probable on
 Three global features are ln((1 + layers) / (1 + nonlinear FFNs)), the same for attentions (one with half of the heads
 counts as half), and attention gaps: the share of pairs of layers with no attention from the first to the second, so
 that no token mixing happens. `Features.rows` lists the others. Prior means, relative to the parent, are a least-squares
-fit over four parents (docs/proxies.md). Beside gaps, block scores of attentions tell nothing: weight near 0.
+fit over four parents (docs/proxies.md). Block scores of attentions tell nothing that gaps do not, except after short
+recovery; their weight is otherwise near 0.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", sections 2.1, 5.4.1 and 5.4.2.
 """
@@ -145,9 +146,9 @@ class Features:
         return np.concatenate([np.full(self.num_sub_layer_weights, worth), np.ones(len(self._others))])
 
     def additive(self, weights: Floats, around: Floats) -> Scores:
-        """Turn weights into scores that add up over layers, depth x layer, by linearising the global features.
+        """Return scores, depth x layer, whose sum over a member's layers is about its predicted loss plus a constant.
 
-        around: depth x 2, `kept` of the layers of the member around which the features are linearised.
+        The global features are linearised around a member. around: depth x 2, `kept` of the layers of this member.
         """
         depths, size = np.arange(len(self.stages.steps)), self.num_sub_layer_weights
         _, live, _, first_ffn, *scarcity, gaps = weights[size : size + NUM_COUNTS]
@@ -181,7 +182,7 @@ def gap_share(has_attention: Bools) -> Floats:
 
 
 def gap_shares_closed(has_attention: Bools) -> Floats:
-    """Return by how much attention at each depth lowers a member's `gap_share`, one number per depth."""
+    """Return, for each depth, by how much attention there lowers a member's `gap_share`. has_attention: by depth."""
     there = np.eye(len(has_attention), dtype=bool)
     closed: Floats = gap_share(has_attention & ~there) - gap_share(has_attention | there)
     return closed
@@ -242,8 +243,7 @@ class Observations(NamedTuple):
 class Posterior(NamedTuple):
     """Posterior distribution of the weights, and the standard deviation of the discrepancy of a member.
 
-    mean: one per feature. root: square root of the covariance, features x features, from the Cholesky factors of prior
-        and precision, both far from singular, so that draws are the same on every machine. discrepancy: nats.
+    mean: one per feature. root: square root of the covariance, features x features. discrepancy: nats.
     """
 
     mean: Floats
@@ -266,6 +266,7 @@ class PredictiveDistribution(NamedTuple):
 
     rooted: features times the root of the covariance, members x features. mean, variance: one number per member, nats
         and nats^2. crossed: covariance of each prediction with the weights in units of the root, members x features.
+        discrepancy: standard deviation of a member's discrepancy, nats.
     """
 
     rooted: Floats
@@ -283,7 +284,7 @@ class PredictiveDistribution(NamedTuple):
     def condition_on(self, place: int) -> "PredictiveDistribution":
         """Return the distribution after observing the member of row `place`, with seed noise, at its predicted mean.
 
-        So the means stay as they are, and only the variances shrink.
+        The means stay as they are; only the variances shrink.
         """
         shared = self.rooted @ self.crossed[place]
         gain = shared / (shared[place] + self.discrepancy**2 + SEED_NOISE**2)
@@ -291,10 +292,10 @@ class PredictiveDistribution(NamedTuple):
         return self._replace(variance=self.variance - gain * shared, crossed=crossed)
 
     def with_own(self, losses: Floats, variances: Floats) -> tuple[Floats, Floats]:
-        """Return mean and standard deviation, discrepancy included, of members, given their own observations (if any).
+        """Return mean and standard deviation of each member's log-perplexity, discrepancy included.
 
-        losses, variances: one observation per member; an infinite variance stands for none. The weights are
-            already fitted to the observations, but only its own observation tells of a member's discrepancy.
+        losses, variances: each member's own observation; an infinite variance stands for none. The weights are fitted
+            to all observations already, but only a member's own observation tells of its discrepancy.
         """
         share = 1 / (1 + variances / self.discrepancy**2)  # of the discrepancy that the observation reveals
         mean = self.mean + share * (losses - self.mean)
@@ -315,10 +316,7 @@ class _Whitened(NamedTuple):
 
 
 def fit(features: Features, known: Observations) -> Posterior:
-    """Return the posterior of the weights for the most probable pair of standard deviations in PAIRS.
-
-    The algebra is over features, because a long search has more observations than features.
-    """
+    """Return the posterior of the weights for the most probable pair of standard deviations in PAIRS."""
     apart, root = known.losses - known.rows @ features.mean, features.root
     rows = csr_array(known.rows)
     whitened = {
@@ -329,6 +327,7 @@ def fit(features: Features, known: Observations) -> Posterior:
     inner, seen, _ = whitened[discrepancy]
     scaled = root * scales[worth]
     factor = _precision_factor(inner, scales[worth])
+    # from Cholesky factors of prior and precision, both far from singular, so that rounding hardly changes draws
     root = solve_triangular(factor, scaled.T, lower=True).T
     explained = root @ solve_triangular(factor, scales[worth] * seen, lower=True)
     return Posterior(features.mean + explained, root, discrepancy)

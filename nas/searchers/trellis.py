@@ -44,7 +44,7 @@ class Observed(NamedTuple):
 
 @final
 class Trellis(Strategy):
-    """Maximises the expected improvement of the front over members that are optimal for draws from a posterior."""
+    """Proposes members that are optimal for draws from a posterior, by their expected improvement of the front."""
 
     takes_proxies = True
 
@@ -233,7 +233,7 @@ def expected_improvement(
 
 
 def completion_weights(counts: Floats, completed: Floats) -> Floats:
-    """Return the weights of a logistic regression of completion, by a normal prior around PRIOR_LOGIT.
+    """Return the most probable weights of a logistic regression of completion, with a normal prior around PRIOR_LOGIT.
 
     counts: results x counts, the first of which is 1. completed: 1 or 0 per result.
     """

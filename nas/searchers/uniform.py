@@ -12,7 +12,7 @@ from search_spaces.notation import Member
 
 @final
 class Stratified(Strategy):
-    """Draws without repetition, each time uniformly from the slice of latency with the fewest members drawn so far."""
+    """Draws new members, each from the slice of latency with the fewest members drawn so far (`Draws.filled`)."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.draws = Draws(problem.feasible)
@@ -25,7 +25,10 @@ class Stratified(Strategy):
 
 @final
 class Uniform(Strategy):
-    """Draws uniformly from the members within the budget, nearly all of which cost almost the whole budget."""
+    """Draws uniformly from the members within the budget, nearly all of which cost almost the whole budget.
+
+    If that yields too few new members, `Draws.filled` adds others.
+    """
 
     def __init__(self, problem: SearchProblem) -> None:
         self.feasible, self.draws = problem.feasible, Draws(problem.feasible)

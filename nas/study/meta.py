@@ -42,8 +42,9 @@ def new_meta(
     second: the second corpus, or None. parent: None from scratch. device: where the parent is validated. read: which
     files of `--data`'s folders were read. Raises UserError if a split of a corpus has no sequence.
 
-    N-gram baselines count the training tokens of a candidate or, with a parent, which may have seen all of it, the
-    whole training split (at most 2**24 tokens). Text that only the parent has seen is not counted.
+    N-gram baselines count the training tokens of a candidate or, with a parent, the whole training split, since the
+    parent may have seen all of it; in both cases at most 2**24 tokens. Text that only the parent has seen is not
+    counted.
     """
     assert config.budget.latency_s is not None
     recipe = study_recipe(config, parent and parent.distillation)
@@ -106,7 +107,7 @@ def parent_result(
 
 
 def checked_meta(run: Run, config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
-    """Return the `Meta` of a run to resume, with reference point and number of feasible members at the present budget.
+    """Return the `Meta` of a run to resume, with the reference point and number of members of the present budget.
 
     Raises UserError if the cost model, corpus or tokenizer differs from that of the run.
     """

@@ -43,8 +43,8 @@ def find_parent(name: str, begin_of_text: str = OWN_RULE) -> Parent:
 def find_parent_settings(name: str) -> Parent:
     """Return a parent from its settings alone, without weights and tokenizer, and with the digest UNREAD.
 
-    The builtin parent, and a training, whose weights decide its architecture, are loaded as by `find_parent`, with the
-    same errors. For others, a UserError is raised if the settings cannot be read.
+    The builtin parent is loaded as by `find_parent`, with the same errors. So is a training, since its architecture
+    depends on its weights. For others, a UserError is raised if the settings cannot be read.
     """
     if name == BUILTIN or _training(name) is not None:
         return find_parent(name)
@@ -54,8 +54,8 @@ def find_parent_settings(name: str) -> Parent:
 def find_initial(name: str, begin_of_text: str = OWN_RULE) -> Pretrained:
     """Load a model. name: as for `load_initial`, or the folder of a training of `nas.train`, or `latest` for the last.
 
-    begin_of_text: as for --begin-of-text. Raises UserError as `find_parent` does, except for a model without a
-    tokenizer if `begin_of_text` names no token.
+    begin_of_text: as for --begin-of-text. Raises UserError as `find_parent` does, but refuses a model without a
+    tokenizer only if `begin_of_text` names a token.
     """
     folder = _training(name)
     found = load_initial(name) if folder is None else _trained(folder)

@@ -110,12 +110,13 @@ def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: b
         loaded, as trainings need them; else only its settings, as far as `find_parent_settings` can.
 
     The parent of a new study decides three things: its own layers are the space if the default space has another block
-    or other dimensions; the scale is `parent` instead of the default if the parent's head size or vocabulary is not
-    that of `proxy`; and budgets given as shares of the parent's cost become seconds and bytes.
+    or other dimensions; the scale is `parent` instead of `proxy` if the parent has another head size or vocabulary
+    size; and budgets given as shares of the parent's cost become seconds and bytes.
 
     Raises UserError if the space, a protocol, network or testbed, the parent or the searcher is unknown or cannot be
-    read; a protocol cannot price the space, or has no keys but a budget of them; members are too many to count; or
-    candidates cannot start from the parent, or keep its public and client layers. Samplers of Optuna are not checked.
+    read; a protocol cannot price the space, or has no keys but a budget of them; costs are too many or too large to
+    tabulate; or candidates cannot start from the parent, or keep its public and client layers. Samplers of Optuna are
+    not checked.
     """
     check_searcher(config.searcher)
     if ":" in config.searcher:  # load a searcher of the user's own now, so that its errors come before anything slow

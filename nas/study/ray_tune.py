@@ -41,10 +41,10 @@ def run_trials(
     budget: TimeBudget | None = None,
     on_change: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run trials until the schedule is finished or the time is up. on_change: called after every step of Tune.
+    """Run trials until the schedule is finished or the time is up.
 
-    budget: time budget; None for no limit. Raises RunHaltedError if the run cannot continue now (it can be resumed),
-    UserError as `Trials.next_trial` does, KeyboardInterrupt on Ctrl-C.
+    budget: time budget; None for no limit. on_change: called after every step of Tune. Raises RunHaltedError if the run
+    cannot continue now, but can be resumed; UserError as `Trials.next_trial` does; KeyboardInterrupt on Ctrl-C.
     """
     budget = budget or TimeBudget(None, time.monotonic())
     plan = partial(budget.plan, trials, resources.at_a_time)

@@ -60,9 +60,9 @@ class ResolvedStudy:
     """A study that is ready to train.
 
     config: the configuration, with defaults replaced by the values chosen for machine and parent. feasible: members
-        within the budget, without forms of attention for which the parent's scores are too far apart. parent: the model
-        that candidates start from; None from scratch. second: the second corpus on which completed trials are
-        validated, or None. folder: the run's folder.
+        within the budget; where the parent's scores are too far apart for a form of attention, layers do not offer it.
+        parent: the model that candidates start from; None from scratch. second: the second corpus on which completed
+        trials are validated, or None. folder: the run's folder.
     """
 
     config: StudyConfig
@@ -293,12 +293,13 @@ def device_of(config: StudyConfig) -> str:
 
 
 def memory_lines(priced: PricedStudy) -> list[str]:
-    """Return lines with the estimated memory of the largest training on a CPU and, if GPUs may be used, on a GPU."""
+    """Return lines with the estimated memory of the largest training on a CPU and, if trials may use one, on a GPU."""
     config, run = priced.config, priced.run
     recipe = run.meta.recipe if run is not None else study_recipe(config, priced.parent and priced.parent.distillation)
     largest = Candidate(architecture=priced.feasible.space.base, recipe=recipe)
     memories = {"CPU": training_memory(largest)}
-    if config.gpus_per_trial or config.ray_address or torch.cuda.is_available():
+    may_use_gpu = config.gpus_per_trial or config.ray_address is not None or torch.cuda.is_available()
+    if config.gpus_per_trial != 0 and may_use_gpu:
         on_gpu = largest if run is not None else lowered(largest, "cuda", config.recipe)
         memories[f"GPU, {on_gpu.recipe.precision}"] = training_memory(on_gpu, "cuda")
     return [f"{memory.line}, each trial at most about that on a {device}" for device, memory in memories.items()]

@@ -124,7 +124,7 @@ def resolved(config: StudyConfig, resources: Resources) -> StudyConfig:
 
 
 def resource_lines(config: StudyConfig, resources: Resources) -> list[str]:
-    """Return a line on the trials at a time and their devices, and a note on idle places. config: from `resolved`."""
+    """Return a line on trials at a time and their devices and, if places stay idle, a note. config: from `resolved`."""
     assert config.generation_size is not None
     of_gpus = f", {resources.gpus_per_trial:g} GPU each" if resources.gpus_per_trial else ", on the CPU"
     of_gpus += f", {resources.threads_per_trial} threads each" if resources.threads_per_trial > 1 else ""
@@ -139,7 +139,7 @@ def resource_lines(config: StudyConfig, resources: Resources) -> list[str]:
 
 
 def best_share(gpu: Mapping[int, float], num_gpus: int, on_cores: float | None) -> float:
-    """Return the share of a GPU per trial with the highest rate, or 0 if all cores together are as fast as all GPUs.
+    """Return the share of a GPU per trial with the highest rate, or 0 if all cores together reach the rate of all GPUs.
 
     More trainings share a GPU only if that is faster by the factor GAIN.
 
@@ -193,8 +193,9 @@ def choose_threads(config: StudyConfig, resources: Resources, node: Node, candid
 def choose_share(config: StudyConfig, node: Node, candidate: Candidate) -> float:
     """Return the share of a GPU per trial of a new search on this machine, which has GPUs; 0 for the CPU. Logs why.
 
-    At a small scale a GPU waits for its host between operations, and many cores train faster together. The CPU is
-    therefore used unless the GPU was measured to be faster; it is measured only if the search takes long enough.
+    At a small scale, where a GPU waits for its host between operations and many cores train faster together, the CPU is
+    used unless the GPU was measured to be faster. The GPU is measured only if the search takes long enough.
+
     node: this machine. candidate: the largest of the search, with the recipe for a CPU.
     """
     is_small, measuring = candidate.recipe.scale.name in SMALL_SCALES, config.time_budget_s or math.inf

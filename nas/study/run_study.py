@@ -42,7 +42,7 @@ def run_study(
     output_dir: folder of a new run, by default one under runs/; without effect for a run to resume.
     began_s: when the time budget began, on the clock of `time.monotonic`.
     on_start: called with the run's folder after its files are written, before any trial begins. on_end: called with the
-        record of a trial that ended after it is written to the ledger, except for failures that are tried again.
+        record of each trial that ended, once it is in the ledger, except for failures that are tried again.
     Raises UserError for bad input, or if another process has the folder; InfeasibleError if no member within the budget
     stays within fixed-point range; StoppedError or OSError if the run cannot begin or continue now, or no trial
     completed; BugError for a bug. After `on_start` was called, the run can be resumed.
@@ -144,7 +144,7 @@ def _closing(trials: Trials, run: Run, budget: TimeBudget) -> list[str]:
 
 
 def report_line(run: Run) -> str:
-    """Write the report of a run; return a line with its path or, because the run itself is complete, with an error."""
+    """Write the report of a run and return a line with its path; if that fails, return a line with the error."""
     from nas.report.html.page import write_report  # its template engine
 
     try:

@@ -131,7 +131,7 @@ class TrialSchedule:
 
     @property
     def num_evaluated(self) -> int:
-        """Number of candidates that were proposed for a low-fidelity evaluation and can still be promoted."""
+        """Number of candidates whose low-fidelity evaluation was proposed, and that can still be promoted."""
         ends = {proposal.index for proposal in self.proposals if not proposal.is_proxy}
         ended = {index for index, _ in self.results}  # evaluations that diverged or failed
         return len({proposal.index for proposal in self.proposals} - ends - ended)

@@ -1,4 +1,4 @@
-"""Measures how fast a candidate trains, on several threads or beside others on one GPU; cached per device and shape.
+"""Measures how fast a candidate trains, on several threads or beside others on one GPU, and stores the rates.
 
 Trainings that share a GPU run in a process each, as trials do. All measured trainings use random tokens and no parent.
 """
@@ -44,7 +44,7 @@ FILE_NAME = "throughput.json"
 
 @contextmanager
 def threads(num: int) -> Iterator[None]:
-    """Set the number of torch's threads in a `with` block, so that results do not depend on the machine's cores."""
+    """Set the number of torch's threads inside a `with` block."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:
@@ -117,7 +117,7 @@ def serve() -> None:
 
 
 def kept_rates(candidate: Candidate, device: str) -> dict[int, float] | None:
-    """Return the rates that `keep_rates` wrote for this device name, version of torch and a similar candidate, or None.
+    """Return the rates that `keep_rates` wrote for a similar candidate, this device name and version of torch, or None.
 
     Similar candidates differ at most in data, training and validation tokens, learning rate and distillation.
     """

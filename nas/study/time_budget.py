@@ -1,8 +1,9 @@
 """The time budget of a search: the trainings that still fit in it are planned again before each training begins.
 
-If the budget is too short for all trainings, there are fewer low-fidelity evaluations and final trainings (decided
-here), and all have fewer tokens (decided before the first, in `nas.study.open_trials`). If no candidate can end in
-time, the first one is trained to its end past the budget. Only a time limit ends a run that has trained nothing.
+If the budget is too short for all trainings, there are fewer low-fidelity evaluations and final trainings. If it is
+too short for a few candidates, all get fewer tokens, which `nas.study.open_trials` decides before the first training.
+If no candidate can end in time, the first one is trained to its end past the budget. Only a time limit ends a run that
+has trained nothing.
 """
 
 import logging
@@ -103,10 +104,13 @@ class Needs(NamedTuple):
         return self.end_s - self.short_s + self.start_s
 
     def of(self, training: Suggestion | Record, evaluated: Collection[int]) -> float:
-        """Return the seconds of a training. evaluated: indexes of candidates with a finished evaluation."""
+        """Return the seconds of a training. evaluated: indexes of candidates with a finished evaluation.
+
+        A candidate's final training continues its evaluation; a replicate has another seed and starts anew.
+        """
         if training.is_proxy:
             return self.short_s
-        return self.rest_s if training.index in evaluated else self.end_s
+        return self.rest_s if training.role == "candidate" and training.index in evaluated else self.end_s
 
 
 def fitting(
@@ -168,7 +172,7 @@ class TimeBudget:
         return sum(pace.seconds for _, pace in self._recent) / num_steps if num_steps else None
 
     def spent(self) -> str:
-        """Return the names and durations of the phases so far, as text."""
+        """Return the names and durations of the phases so far, as text; very short phases are left out."""
         return ", ".join(f"{phase} {format_seconds(s)}" for phase, s in self._phases.items() if s >= LEAST_SHOWN_S)
 
     def mark(self, phase: str) -> None:
@@ -197,7 +201,7 @@ class TimeBudget:
             )
 
     def expect(self, step_s: float) -> None:
-        """Enter measured seconds of a step into `step_s` before the first trial; after RECENT_S they do not count."""
+        """Enter measured seconds of a step into `step_s`; a report that comes RECENT_S later drops them."""
         self._recent.append((time.monotonic(), Pace(phases={}, num_steps=1, seconds=step_s)))
 
     def told(self, key: TrialKey, pace: Pace) -> None:
@@ -273,9 +277,10 @@ class TimeBudget:
         self._logged_s, self._logged = now_s, count
 
     def has_time_for(self, trials: Trials, suggestion: Suggestion) -> bool:
-        """Whether a training may begin: it is predicted to end in time, or no candidate has begun a final training.
+        """Whether a training may begin: it must be predicted to end in time, an evaluation with its final training.
 
-        An evaluation must leave time for its final training. A baseline may begin only if all candidates fit in time.
+        Candidates may begin in any case until one has begun its final training. A baseline may begin only if all
+        candidates fit in time too.
         """
         schedule, most = trials.schedule, trials.schedule.most.ends
         if suggestion.role == "candidate" and not any(_finals(trials)):

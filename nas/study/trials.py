@@ -90,7 +90,7 @@ class Trial:
         second: Sequence[DocumentLoss] = (),
         agreement: Agreement | None = None,
     ) -> Record:
-        """Return the `finished` record, with the predicted cost, which `Trials.happened` replaces by the verified cost.
+        """Return the `finished` record. Its cost is the predicted one; `Trials.happened` sets the verified cost.
 
         measured: the last validation or the outcome, if any. verified: the verified folded form, if any. second: losses
         by document of the second corpus. agreement: agreement with the parent's predictions, if any.
@@ -137,9 +137,9 @@ class Trial:
 class Trials:
     """Returns trials to run and writes the ledger; a process that runs a study has one instance.
 
-    on_end: called with the record of every trial that ended. halted: why the run cannot continue, or None. running:
-        trials that `next_trial` returned and that have not ended, by key. has_time_for: function that returns whether a
-        suggestion is trained in this session.
+    on_end: called with the record of every trial that ended and is not repeated. halted: why the run cannot continue,
+        or None. running: trials that `next_trial` returned and that have not ended, by key. has_time_for: function that
+        returns whether a suggestion is trained in this session.
     """
 
     def __init__(
@@ -177,10 +177,12 @@ class Trials:
     def next_trial(self) -> Trial | None:
         """Return the next trial to run, or None if there is none now.
 
-        Suggestions with a result in the ledger are not run again, except failures on which no later proposal depends:
-        the schedule receives that result. New suggestions are written to the ledger; if that fails, the run is halted.
-        Raises UserError if one of the first such results, up to that of a final training, is of another candidate than
-        this configuration proposes, or if a paused trial has no rung in the ledger.
+        If a suggestion has a result in the ledger, the schedule receives this result instead of running the trial
+        again; but failures on which no later proposal depends are repeated. New suggestions are written to the ledger;
+        if that fails, the run is halted.
+
+        Raises UserError if a paused trial has no rung in the ledger, or if a result is of another candidate than this
+        configuration proposes, which is checked up to the first result that is not a paused evaluation.
         """
         if self._again:
             return self._handed_out(self._again.pop(0))
@@ -217,7 +219,7 @@ class Trials:
         self._write(replace(trial.record, event="started", status="running"))
 
     def happened(self, record: Record, *, again: bool = False) -> None:
-        """Write the record of a rung or end that a worker reports to the ledger.
+        """Write a worker's record of a rung or end to the ledger.
 
         Nothing is done if the run is halted, the trial is not in `running`, or its rung is in the ledger already. The
         schedule receives the result of a trial that ended, unless `again`, which repeats the trial from the beginning.
@@ -366,7 +368,7 @@ def price_fields(architecture: Architecture, feasible: FeasibleSpace) -> dict[st
 
 
 def over_timeout(timeout_s: float) -> str:
-    """Return the reason of a trial that failed because it took too long."""
+    """Return the `reason` in the record of a trial that failed because it took too long."""
     return f"over --trial-timeout {format_seconds(timeout_s)}"
 
 

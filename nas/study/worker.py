@@ -110,7 +110,6 @@ def _train(trial: Trial, is_over: Callable[[], bool], on_pace: Callable[[Pace], 
         teacher = teacher_of(parent, setting.corpus, candidate.recipe, device)
     del parent  # it is read again at the end, so that its weights need not be kept
     phases["initial weights"] = time.monotonic() - began_s - sum(phases.values())
-    stop = paced(is_over, on_pace, phases)
     records = train(
         candidate,
         setting.corpus,
@@ -119,7 +118,7 @@ def _train(trial: Trial, is_over: Callable[[], bool], on_pace: Callable[[Pace], 
         device=device,
         initial=initial,
         teacher=teacher,
-        stop=stop,
+        stop=paced(is_over, on_pace, phases),
     )
     del initial, teacher  # `records` has them, as long as it needs them
     for measured in records:

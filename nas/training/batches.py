@@ -53,7 +53,7 @@ def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: 
 
 
 def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Return pairs of inputs and targets, up to micro_batch x seq_len each. tokens: as in `validate`."""
+    """Return pairs of inputs and targets, each at most micro_batch x seq_len. tokens: as in `validate`."""
     batch, seq_len = scale.micro_batch, scale.seq_len
     targets = held_out_targets(corpus, seq_len, tokens or scale.validation_tokens)
     sequences = gather(corpus, "validation", targets.indices, seq_len)
@@ -61,7 +61,7 @@ def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) 
 
 
 class Prefetched(Generic[T]):
-    """A function of a step that returns `make(step)`, or raises its error, and computes AHEAD more in a thread."""
+    """A function of a step that returns `make(step)`, or raises its error, while a thread makes the AHEAD next ones."""
 
     def __init__(self, make: Callable[[int], T]) -> None:
         self._make = make
@@ -100,7 +100,7 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = 
 
 @torch.no_grad()
 def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale, tokens: int = COMPARED) -> Agreement:
-    """Compare a model with its parent, on one device, on about min(tokens, scale.validation_tokens) held-out tokens."""
+    """Compare a model with its parent, on one device. tokens: most validation tokens to use; `scale` may have fewer."""
     device, sums, count = model.embed.weight.device, np.zeros(2), 0
     for inputs, _ in validation_batches(corpus, scale, min(tokens, scale.validation_tokens)):
         ours, theirs = (

@@ -53,9 +53,10 @@ class Checkpoint:
 class TrainingProgress:
     """Progress of a run, as plain data that checkpoints store beside tensors.
 
-    step, seconds: steps taken, and their wall time in all processes. initial_loss: training loss of the first step or,
-        if larger (as when training starts from a trained model), the corpus's unigram loss, nats per token; None before
-        the first step. losses: training losses of the last `divergence.WINDOW` steps. rungs: records so far.
+    step, seconds: steps taken, and the wall time of the trial in all its processes. initial_loss: training loss of the
+        first step or, if larger (as when training starts from a trained model), the corpus's unigram loss, nats per
+        token; None before the first finite loss. losses: training losses of the last `divergence.WINDOW` steps.
+    rungs: records so far. outcome: None until the end.
     """
 
     step: int = 0

@@ -36,11 +36,11 @@ def usual_device() -> Device:
 
 
 def on_device(changes: RecipeChanges, device: str, scale: ScaleName) -> RecipeChanges:
-    """Return the user's changes with the precision of a new training; a resumed training keeps its precision.
+    """Return the user's changes with the precision that a new training has on a device.
 
     By default, products are in bfloat16 (weights, sums and loss in float32) on a GPU and, except at SMALL_SCALES, on a
-    CPU with units for bfloat16; else, on a CPU, the precision stays None. A GPU without such units trains in float32
-    even if bfloat16 was requested. The log says if bfloat16 is chosen on a CPU, or does not suit the device.
+    CPU with units for bfloat16. On a CPU, the precision otherwise stays None. A GPU without such units trains in
+    float32 even if bfloat16 was requested. The log says if bfloat16 is chosen on a CPU, or does not suit the device.
     """
     if changes.precision not in (None, "bfloat16"):
         return changes

@@ -43,10 +43,9 @@ def nonfinite_step(
     if math.isfinite(gradient_norm):
         return None
     names = [name for name, p in objective.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-    if names:  # of the last one, which back-propagation reached first
-        return "non-finite gradient at step {step}, first in {layer}", names[-1].removeprefix("model.").rpartition(".")[
-            0
-        ]
+    if names:
+        layer = names[-1].removeprefix("model.").rpartition(".")[0]  # back-propagation reached the last one first
+        return "non-finite gradient at step {step}, first in {layer}", layer
     return "gradient norm too large at step {step}, steepest in {layer}", steepest_module(model)
 
 
@@ -80,8 +79,8 @@ class Readings:
     """A queue of the numbers (loss, penalty, gradient norm) of steps that the host has not read yet.
 
     Without a lag, the numbers of a step are read before weights change. With a lag, the device applies the rules of
-    `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks a rule and stays 1, and
-    optimizers with `halted` as `found_inf` change nothing. The host finds out when it reads that step.
+    `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks a rule and stays 1. Optimizers
+    with `halted` as `found_inf` then change nothing. The host finds out when it reads that step.
 
     lag: number of steps that `take` leaves unread. losses, initial_loss: of earlier steps, as in `TrainingProgress`.
         least_initial: lower bound of the initial loss, nats per token.

@@ -21,7 +21,7 @@ TOKENIZER_FOLDER = "tokenizer"
 class TrainingManifest:
     """The candidate and data of a training.
 
-    corpus: fingerprint of the data. tokenizer, split: names of the tokenizer and the split of perplexities. created:
+    corpus: fingerprint of the data. tokenizer, split: their names; perplexities are of this split. created:
         time in UTC, ISO 8601. versions: versions of packages by name. command: arguments of `python -m nas.train`.
         ngrams: n-gram baselines on the same tokens, or None. begin_of_text: the token that begins each sequence, or
         None. source: digest of the initial weights (`digest_of`); None if they are random. read: what was read of
@@ -62,5 +62,4 @@ def write_training(folder: Path, training: TrainingManifest) -> None:
 
 def read_training(folder: Path) -> TrainingManifest:
     """Return a folder's manifest. Raises UserError if the file is missing, damaged or of another schema version."""
-    path = folder / TRAINING_FILE
-    return load_file(TrainingManifest, path)
+    return load_file(TrainingManifest, folder / TRAINING_FILE)

@@ -35,11 +35,11 @@ class TooLargeError(StoppedError):
 class Memory:
     """The largest tensors of a training, in bytes, without overhead of the allocator, products or saving a checkpoint.
 
-    parent: parameters of the teacher, counted as many as the model's; on a CPU in bfloat16, with their rounded copies;
-        0 without a teacher. moments: states of the optimizers. activations: tensors saved for the gradients of
+    parent: parameters of the teacher, counted as many as the model's, and on a CPU in bfloat16 their rounded copies; 0
+        without a teacher. moments: states of the optimizers. activations: tensors saved for the gradients of
         a micro-batch, including the gradient of the projection to the vocabulary and copies of weights in bfloat16.
-        logits: the largest chunk of logits on a GPU; 0 on a CPU, where chunks are small. context: memory of the CUDA
-        context; 0 on a CPU.
+        logits: the largest chunk of logits on a GPU, with what the loss stores for it; 0 on a CPU, where chunks are
+        small. context: memory of the CUDA context; 0 on a CPU.
     """
 
     parameters: int
@@ -57,13 +57,13 @@ class Memory:
 
     @property
     def line(self) -> str:
-        """Return the total and its parts as text."""
+        """The total and its parts as text, without parts of 0 bytes."""
         parts = ", ".join(f"{name} {format_bytes(n)}" for name, n in asdict(self).items() if n)
         return f"memory: {format_bytes(self.total)} ({parts})"
 
 
 def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
-    """Estimate the memory of one training without attention entropies; on CUDA, with the savings of compiled layers."""
+    """Estimate the memory of one training without attention entropies; on CUDA, less what compiled layers save."""
     scale, is_cuda = candidate.recipe.scale, torch.device(device).type == "cuda"
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mismatch dtype", UserWarning)  # of torch, on norms in bfloat16

@@ -1,7 +1,7 @@
 """Files of a trial's training curve: a CSV row per step, also for TensorBoard, and a JSON object per diagnosed step.
 
-A resumed trial first drops rows after its checkpoint, so that all columns but `seconds` equal those of an uninterrupted
-run. A diagnosis costs one more forward pass of a micro-batch, and does not change the training.
+A resumed trial first drops rows after its checkpoint, so that each step has one row. A diagnosis costs one more forward
+pass of a micro-batch, and does not change the training.
 """
 
 import csv
@@ -31,13 +31,13 @@ SCALARS = (".alpha", ".beta", ".slope", ".identity", ".softmax", ".uniform")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """The state of a model before the update of `step`, on the step's first micro-batch; non-finite numbers are None.
+    """The state of a model before the update of `step`, on the step's first micro-batch.
 
     Attributes:
-        head_entropies: mean attention entropy over rows and sequences, in nats, by layer and head.
+        head_entropies: mean attention entropy over rows and sequences, in nats, by layer and head; None if not finite.
         quarter_shares, flags: as in `EntropySummary`; None and empty if an entropy is not finite.
         num_nan: number of attention rows whose entropy is NaN, by layer.
-        gradient_norms: norm of the gradient before clipping, by layer or other part of the model.
+        gradient_norms: norm of the gradient before clipping, by layer or other part of the model; None if not finite.
         thresholds: thresholds of the entropy regulariser, by layer and head, as shares of E_max; None without one.
         temperatures: layer, such as `layers.0`, -> geometric mean over positions of each head's learned temperatures.
         scalars: learned scalars by name, one number each or one per head.
@@ -55,7 +55,7 @@ class Diagnosis:
 
 
 def is_due(step: int, scale: Scale) -> bool:
-    """Whether `step`, from 1, is one of the NUM_DIAGNOSES evenly spaced steps to diagnose, the last step among them."""
+    """Whether to diagnose `step`, from 1: at most NUM_DIAGNOSES steps, evenly spaced, the last step included."""
     return step * NUM_DIAGNOSES // scale.num_steps > (step - 1) * NUM_DIAGNOSES // scale.num_steps
 
 

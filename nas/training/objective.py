@@ -66,7 +66,7 @@ class Objective(nn.Module):
         self.hidden_state_weight = 0.0 if distillation is None else distillation.hidden_state_weight
 
     def forward(self, inputs: Tensor, targets: Tensor, lesson: Lesson | None = None) -> tuple[Tensor, Losses]:
-        """Return the weighted sum of the losses except the penalty, to be differentiated, and the unweighted losses.
+        """Return the loss to differentiate, a weighted sum of all losses but the penalty, and the unweighted losses.
 
         inputs, targets: batch x T, int64. lesson: the parent's lesson for these inputs, needed for distillation.
         """
@@ -132,7 +132,7 @@ class EntropyPenalty(nn.Module):
         self.thresholds = nn.Parameter(torch.full((num_layers, num_heads), settings.threshold_init))
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
-        """Return the scalar penalty of row entropies in nats, batch x heads x T for each layer; 0 without heads."""
+        """Return the scalar penalty; without heads, 0. layers: row entropies in nats, batch x heads x T per layer."""
         num_heads = [layer.shape[1] for layer in layers]
         if not any(num_heads):  # all attention is gated to zero
             return 0.0 * self.thresholds.sum()

@@ -57,8 +57,8 @@ class OptimizerStep:
     def differentiate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the gradients; return the result of `Readings.judged`, and the norm of the whole gradient.
 
-        inputs, targets: batch x T. The gradients are averages over micro-batches. If the memory of a GPU runs out, the
-        micro-batch is halved once. Raises torch.OutOfMemoryError the second time, or if it cannot be halved.
+        inputs, targets: batch x T. If the memory of a GPU runs out, the micro-batch is halved for this and later steps.
+        Raises torch.OutOfMemoryError the second time, or if it cannot be halved.
         """
 
         def backward() -> Losses:
@@ -119,7 +119,7 @@ class StepGraph:
 
     The work must not wait for numbers of the GPU, and whatever changes between steps must stay in the same tensors. The
     graph holds its memory until it is dropped. There is no graph (`is_wanted` is False) for a step of more than
-    MOST_CAPTURED tokens, on a CPU, or if the recipe's `compile` is off.
+    MOST_CAPTURED tokens, on a CPU, if the recipe's `compile` is off, or after a capture failed.
 
     work: takes a step on inputs and targets, both batch x T, and returns its numbers.
     undo: clears what a failed capture leaves.
@@ -134,7 +134,7 @@ class StepGraph:
         self.drop()
 
     def drop(self, *, for_good: bool = False) -> None:
-        """Drop the graph; call this if the work changes. Unless `for_good`, one is captured again in WARM_UP steps."""
+        """Drop the graph; call this if the work changes. Unless `for_good`, another is captured after WARM_UP steps."""
         self.is_wanted = self.is_wanted and not for_good
         self._num_taken, self._num_bytes = 0, 0
         self._replay: Callable[..., Tensor] | None = None

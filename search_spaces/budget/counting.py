@@ -1,4 +1,4 @@
-"""Counts the paths of a layered graph within cost limits by one dynamic program over layers, and draws them uniformly.
+"""Counts the paths of a layered graph within cost limits by a dynamic program over layers, and draws them uniformly.
 
 A cost is a tuple of non-negative integers, one per measure, in units that the caller chooses. Paths are cut at the
 middle boundary. Up to the cut, a table per level has the distinct costs of the partial paths from the source to each
@@ -48,7 +48,7 @@ class Move(NamedTuple):
 
 
 class Half(NamedTuple):
-    """The layers of half a path that are still to be drawn: boundary where they begin, and bounds of their cost.
+    """The layers of half a path that are still to be drawn, from boundary number `place` of a depth on.
 
     After the cut, they lead to the sink, and cost at most `left`, and more than `above` in the first measure. Before
     the cut, they lead back to the source and cost exactly `left`, and `above` is None.
@@ -64,9 +64,9 @@ class Half(NamedTuple):
 class Table:
     """How many partial paths have each cost, for each boundary of a depth.
 
-    Before the cut, partial paths lead from the source to the boundary, and after the cut from the boundary to the sink.
-    costs: rows x measures, in lexicographic order. digits: boundaries x digits x rows: the number of partial paths with
-    the cost of a row, in base 2^DIGIT, least digit first.
+    Partial paths lead from the source to the boundary in tables before the cut, and from the boundary to the sink after
+    it. costs: rows x measures, in lexicographic order. digits: boundaries x digits x rows: how many of a boundary's
+    partial paths have the cost of a row, in base 2^DIGIT, least digit first.
     """
 
     costs: Ints
@@ -82,7 +82,7 @@ class Table:
 
     @cached_property
     def cumulative_counts(self) -> list[Counts] | None:
-        """For each boundary, the number of paths in the first 0, 1, ... rows; None if measures 1, 2, ... are not 0."""
+        """Per boundary, the number of paths in the first 0, 1, ... rows; None if a measure after the first is not 0."""
         return None if self.costs[:, 1:].any() else [np.append(0, np.cumsum(counts)) for counts in self.counts]
 
     def num_at(self, place: int, cost: Cost) -> int:
@@ -99,7 +99,10 @@ class Table:
         return int(self.counts[place][:stop][(self.costs[:stop, 1:] <= limit[1:]).all(axis=1)].sum())
 
     def num_between(self, place: int, above: int, limit: Cost) -> int:
-        """Return `num_within` without paths of at most `above` in the first measure; -1 leaves no path out."""
+        """Return how many of the paths that `num_within` counts cost more than `above` in the first measure.
+
+        above: at most `limit[0]`; all paths count if it is negative.
+        """
         within = self.num_within(place, limit)
         return within - (self.num_within(place, (above, *limit[1:])) if above >= 0 else 0)
 
@@ -140,7 +143,8 @@ def bounded_paths(
     """Return the paths whose vertices cost at most `limit` in total; None if there are too many costs to tabulate.
 
     There are too many if the tables on a side of the cut need more than `max_additions` additions of counts, a table
-    needs more than MAX_ROWS rows, or pairing the halves of paths takes more than MAX_STEPS steps.
+    needs more than MAX_ROWS rows, or pairing the halves of paths takes more than MAX_STEPS steps. The result is also
+    None if two costs have the same hash, which is most unlikely.
     """
     moves: list[list[Move]] = []
     for edges in edges_by_depth(graph):
@@ -163,7 +167,10 @@ def bounded_paths(
 
 
 def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
-    """Return the paths that cost more than `above` and at most `most` (up to `paths.limit[0]`) in the first measure."""
+    """Return the paths within `paths.limit` that cost more than `above` and at most `most` in the first measure.
+
+    most: at most `paths.limit[0]`.
+    """
     assert most <= paths.limit[0]
     limit = most, *paths.limit[1:]
     endings = _endings(paths, limit, above)

@@ -81,7 +81,7 @@ class FeasibleSpace:
 
     @property
     def every(self) -> tuple[Bounded, ...]:
-        """Every protocol's priced space with its budget; the first one orders members by cost."""
+        """Every protocol's priced space with its budget; slices are by latency under the first."""
         return Bounded(self.priced, self.budget), *self.also
 
     @property
@@ -102,7 +102,7 @@ class FeasibleSpace:
         return path is not None and self.holds(self.cost_of_path(path))
 
     def cost_of_path(self, path: Iterable[Vertex]) -> Cost:
-        """Return the cost of a path, given by its vertices, in steps, with the measures of `costs`."""
+        """Return the cost of the path through these vertices, with the measures of `costs`, in steps."""
         return added(cost for vertex in path if (cost := self.costs.get(vertex)))
 
     def holds(self, cost: Cost) -> bool:
@@ -132,7 +132,7 @@ class FeasibleSpace:
 def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] = ()) -> FeasibleSpace:
     """Return the members within the budget. also: the space under other protocols, with budgets to be met as well.
 
-    A UserError is raised if costs are too many or too large to tabulate, or keys are bounded but a protocol has none.
+    A UserError is raised if costs are too many or too large to tabulate, or keys are bounded under a protocol without.
     """
     every = Bounded(priced, budget), *also
     for constraint in every:
@@ -184,7 +184,8 @@ def priced_within(
 ) -> tuple[FeasibleSpace, dict[str, str]]:
     """Return the members within the budget of every protocol, and choice -> reason for choices that cannot be priced.
 
-    Members are ordered by cost under the first protocol. Errors are as by `priceable`, `price_space`, `within_budget`.
+    budgets: a pricer and budget per protocol; slices are by latency under the first. Errors are as by `priceable`,
+        `price_space` and `within_budget`.
     """
     left_out: dict[str, str] = {}
     for pricer, _ in budgets:
@@ -195,7 +196,7 @@ def priced_within(
 
 
 def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload) -> FeasibleSpace:
-    """Return the members of `space` within the budgets and under the protocols of `feasible`, for a workload.
+    """Return the members of `space` within the budgets of `feasible`, priced under its protocols for a workload.
 
     Errors are as by `price_space` and `within_budget`.
     """
@@ -209,7 +210,7 @@ def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload)
 def price_slices(feasible: FeasibleSpace, num_slices: int) -> tuple[FeasibleSpace, ...]:
     """Divide the members into at most `num_slices` slices of equal width in latency, cheapest first, none empty.
 
-    Without a bound on latency there is one slice, because all latencies then count as 0.
+    Without a bound on latency there is at most one slice, because all latencies then count as 0.
     """
     # rounding may order members of equal cost either way
     slack = feasible.space.base.num_layers + 2 if feasible.tolerance else feasible.priced.num_ops

@@ -20,8 +20,8 @@ class BudgetOptions:
             such as 60%.
         budget_comm: largest number of bytes per token that all parties together send, such as 8GB, or a share of the
             parent's.
-        budget_keys: largest size of the keys per token that a dealer sends each party, such as 8GB, or a share of the
-            parent's; for protocols with a dealer.
+        budget_keys: largest size of the keys per token that the dealer of sigma, or of your own protocol with keys,
+            sends each party, such as 8GB, or a share of the parent's.
         seq_len: tokens of the prompt, for pricing and, in a search, for training.
         protocol: protocol of the costs: published, semi2k, aby3, cheetah, sigma, crypten, ckks, or module:Class of your
             own; or several separated by commas, whose budgets all apply, such as --budget-latency semi2k=60s,sigma=2s;
@@ -29,8 +29,9 @@ class BudgetOptions:
         network: network between the parties, for protocols other than published: loopback, lan (the default), wan,
             another preset or a .yaml file; for several protocols one for all, or one each, such as
             semi2k=lan,sigma=wan.
-        testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed one; for
-            several protocols one each, such as semi2k=mine.yaml.
+        testbed: a .yaml file of compute seconds from `python -m costmodel calibrate` (under ckks also a card, such as
+            a100), instead of the committed one; not for published; for several protocols one each, such as
+            semi2k=mine.yaml.
     """
 
     budget_latency: str | None = None
@@ -56,7 +57,7 @@ class BudgetOptions:
 
     @property
     def budgets(self) -> dict[str, Budget]:
-        """The budget of each protocol; a UserError is raised for no positive number with a unit, or as by `asked`."""
+        """The budget of each protocol. Raises UserError as `asked`, or if a value is no positive number with a unit."""
         return {
             name: parse_budget(*(said[f"budget_{kind}"] for kind in ("latency", "comm", "keys")))
             for name, said in self.asked.items()

@@ -1,4 +1,4 @@
-"""A search space with its costs: a member's cost is the sum over its path, so that each layer is priced only once.
+"""A search space with its costs: a member's cost is the sum over its path, so each distinct layer is priced only once.
 
 The source has the cost of the embedding, each choice that of its layer, and the head that of final norm and vocabulary
 projection; other vertices have no cost. Costs are means per new token of the workload. For counting, there are also
@@ -56,7 +56,7 @@ class PricedSpace:
     cost_of: Whether costs are those of the folded or the unfolded members.
     prices: Costs per new token of the source, every choice and every head. costs: The same as integers, in the units
         of `UNITS_PER`, for each of its measures (0 if the protocol does not have the measure).
-    num_ops: An upper bound on the number of ops of a member.
+    num_ops: An upper bound on the number of ops that a member's cost is a sum of.
     """
 
     space: SearchSpace
@@ -113,9 +113,9 @@ def graphs_of(priced: PricedSpace, member: Member) -> list[OpGraph]:
 
 
 class LayerPrices:
-    """The costs of the ops of embedding, layers and heads (as in the module), in models with the base's dimensions.
+    """The costs of the ops of embedding, layers and heads, in models with the base's dimensions.
 
-    Each distinct layer or head is turned into ops only once.
+    The ops of each distinct layer or head are made only once.
     """
 
     def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> None:
@@ -197,7 +197,7 @@ def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
 
 
 def priced_layer(space: SearchSpace, choice: Choice, cost_of: CostForm) -> Layer:
-    """Return the layer that is priced for a choice: the chosen layer or, if costs are folded, the folded layer."""
+    """Return the layer that is priced for a choice: the chosen layer, or its folded form if costs are folded."""
     if cost_of == "unfolded":
         return choice.layer
     ahead = not after(space.graph, choice).state[1]
@@ -270,9 +270,9 @@ def priceable(
 ) -> tuple[SearchSpace, dict[str, str]]:
     """Return the space without the choices that the protocol has no formula for, and these choices with the reasons.
 
-    The latter are a dict of choice, such as `ffn square` -> reason. A space that lists its members does not change. A
-    UserError is raised if no choice is left for some field of a layer and, for other reasons than a missing formula, as
-    by `price_space` and `build_space`.
+    The latter are a dict of choice, such as `ffn square` -> reason. A space that lists its members stays unchanged. A
+    UserError is raised if no choice is left for some field of a layer, and otherwise as by `build_space` and, except
+    for a missing formula, `price_space`.
     """
     choices = space.definition.choices
     if choices is None:
@@ -325,7 +325,7 @@ def _reason(prices: LayerPrices, kind: str, choice: str, usual: Mapping[str, str
 
 
 class PricedArchitecture(NamedTuple):
-    """The cost per new token, and the range of latencies (least, greatest) that the data allow; None if not known."""
+    """The cost per new token, and the pricer's `latency_s_range`, per new token too."""
 
     price: Price
     latency_s_range: tuple[float, float] | None
@@ -345,7 +345,7 @@ def price_architecture(
 
 
 def cheaper(architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> tuple[Saving, ...]:
-    """Return savings: flags of `costmodel estimate` that lower an architecture's cost without changing its function."""
+    """Return the `savings` of an architecture: flags that lower its cost without changing its function."""
     return savings(
         partial(lower, deployed(architecture) if cost_of == "folded" else architecture),
         pricer,

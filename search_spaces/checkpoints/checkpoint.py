@@ -28,7 +28,6 @@ from search_spaces.checkpoints.known_settings import require_sound
 from search_spaces.checkpoints.settings import NoBlockError, architecture_of
 
 LENGTH = struct.Struct("<Q")  # number of bytes of a text, before the text in a GGUF file
-GGUF_EXTRA = "this needs the package gguf; install it with pip install -e '.[gguf]'."
 WINDOWED = {"llama": "mistral"}  # type in GGUF -> type in transformers if the model has a window
 TYPES = {"gptneox": "gpt_neox", "gemma3": "gemma3_text"}  # type in GGUF -> type in transformers, where they differ
 KEYS = {  # field of `Architecture` -> setting of a GGUF file, without the name of the family before it
@@ -62,9 +61,9 @@ class Settings(NamedTuple):
         return str(self.values.get("general.architecture"))
 
     def own(self, name: str, default: Any = None) -> Any:
-        """Return the value of the setting `FAMILY.name`, or `default` if the file lacks it; None is no default.
+        """Return the value of the setting `FAMILY.name`, or `default` if the file lacks it.
 
-        Raises UserError if the setting is missing without a default, or is text although `default` is not.
+        Raises UserError if the setting is missing and `default` is None, or if it is text and `default` is not.
         """
         value = self.values.get(f"{self.family}.{name}", default)
         if value is None:
@@ -133,7 +132,7 @@ def gguf_package() -> Any:
     try:
         import gguf
     except ImportError:
-        raise UserError(GGUF_EXTRA) from None
+        raise UserError("this needs the package gguf; install it with pip install -e '.[gguf]'.") from None
     return gguf
 
 
@@ -202,7 +201,6 @@ def _rope(settings: Settings, head_size: int) -> dict[str, Any]:
     return {"full_attention": rope, "sliding_attention": local}
 
 
-EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
 CONFIG_FILE = "config.json"
 LARGEST_FILE = 2**24  # bytes of a CONFIG_FILE; hundreds of times the size of any in use
 OUR_TYPE = "private-inference-decoder"  # `model_type` of what `nas.export --format hf` writes
@@ -230,10 +228,10 @@ class Checkpoint(NamedTuple):
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a text is taken as a checkpoint; of what it names, only folders are looked up.
+    """Whether a text is taken as a checkpoint.
 
-    Taken as such are existing folders, names of a config.json or .gguf file, and texts with a slash, such as
-    OWNER/NAME, that have no colon and do not end in .yaml.
+    It is if it names an existing folder or, whether it exists or not, a config.json or .gguf file; and also if it has a
+    slash, such as OWNER/NAME, but no colon, and does not end in .yaml.
     """
     is_file = is_gguf(name) or Path(name).name == CONFIG_FILE
     return is_file or os.path.isdir(name) or ("/" in name and ":" not in name and not name.endswith(".yaml"))
@@ -302,7 +300,10 @@ def read_foreign(what: str, load: Callable[[], Any]) -> Any:
 
 
 def looks_like_a_path(name: str) -> bool:
-    """Whether a checkpoint's name is no id on the hub: ids are NAME, or OWNER/NAME if OWNER is no folder nor `~`."""
+    """Whether a checkpoint's name is taken as a path, since it is no id on the hub.
+
+    Ids are NAME, or OWNER/NAME if OWNER is neither an existing folder nor `~`.
+    """
     first, *others = name.split("/")
     return len(others) > 1 or first in ("", ".", "..", "~") or (len(others) == 1 and os.path.isdir(first))
 
@@ -329,7 +330,7 @@ def transformers_library() -> Any:
     try:
         import transformers
     except ImportError:
-        raise UserError(EXTRA) from None
+        raise UserError("this needs transformers; install it with pip install -e '.[hf]'.") from None
     library: Any = transformers
     library.logging.set_verbosity_error()  # what matters is raised
     library.logging.disable_progress_bar()

@@ -55,9 +55,9 @@ HARMLESS = frozenset(
 def require_sound(settings: Mapping[str, Any], path: str) -> None:
     """Raise UserError for settings that no model can have. path: the checkpoint's name in errors.
 
-    These are more than MAX_LAYERS layers, sizes that are not whole or below 1, integers beyond LARGEST of either sign
-    (unless in HARMLESS), and NaN. This is called before transformers reads the settings, because transformers makes
-    lists with an entry per layer.
+    These are a number of layers that is not from 1 to MAX_LAYERS, other sizes that are not whole or below 1, integers
+    beyond LARGEST of either sign (unless in HARMLESS), and NaN. This is called before transformers reads the settings,
+    because transformers makes lists with an entry per layer.
     """
     for name, value in _leaves(settings):
         if name in LAYER_COUNTS and value is not None and not (_is_integer(value) and 1 <= value <= MAX_LAYERS):
@@ -92,10 +92,10 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def require_meaning(family: Family, config: Any, path: str) -> None:
-    """Raise a UserError that names the setting if one could change the model and is not among the family's settings.
+    """Raise UserError for a setting that is not among the family's settings and could change the model.
 
-    Settings that the family does not have must equal transformers' default, or be off (null, false, 0 or empty) if the
-    default is off too or missing. config: the config of transformers. path: the checkpoint's name in errors.
+    Such a setting must equal transformers' default, or be off (null, false, 0 or empty) if the default is off too or
+    missing. config: the config of transformers. path: the checkpoint's name in errors.
     """
     settings, usual = config.to_dict(), type(config)().to_dict()
     patterns = PATTERNS if "layer_types" in usual else ()
@@ -117,7 +117,7 @@ def require_meaning(family: Family, config: Any, path: str) -> None:
 
 
 def number(settings: Mapping[str, Any], name: str, path: str, *, whole: bool) -> Any:
-    """Return the number in setting `name`, an integer if `whole`; None if it is missing. Raises UserError otherwise."""
+    """Return the number in setting `name`, None if it is missing. Raises UserError if it is none or must be `whole`."""
     value = settings.get(name)
     if value is None or _is_integer(value) or (not whole and isinstance(value, float) and math.isfinite(value)):
         return value
@@ -130,7 +130,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def shortened(value: Any) -> str:
-    """Return a value as text of at most 80 characters; of integers above 40 digits, only the number of digits."""
+    """Return a value as text of at most 80 characters; for integers above 40 digits, only the number of digits."""
     if _is_integer(value) and abs(value) >= 10**40:
         return f"a number of {math.floor(math.log10(abs(value))) + 1} digits"
     text = repr(value)

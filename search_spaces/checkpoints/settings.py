@@ -37,7 +37,7 @@ OPTIONAL = ("num_kv_heads", "head_size", "d_ff", "score_scale", "score_cap", "lo
 
 
 class NoBlockError(UserError):
-    """No block of this package computes the model exactly; it can still be priced by tracing its torch module."""
+    """No block of this package computes the model exactly; tracing its torch module may still price it."""
 
 
 def architecture_of(config: Any, path: str) -> Architecture:
@@ -45,9 +45,9 @@ def architecture_of(config: Any, path: str) -> Architecture:
 
     Fields that only state their default become None or empty, so that equal models have the same `arch_id`.
 
-    Raises NoBlockError, naming the setting, if no block has the model type, activation, kind of rotary scaling or a
-    value that families fix, and UserError for settings that no model can have, or that could change the model and have
-    no meaning here.
+    Raises NoBlockError if no block has the model type, the activation, the kind of rotary scaling or a value that
+    families fix, and UserError for settings that no model can have, or that could change the model and have no meaning
+    here.
     """
     settings, family = config.to_dict(), family_of(config, path)
     fields = _fields(family, settings, path)
@@ -254,10 +254,10 @@ def _scaling(rope: Mapping[str, Any], settings: Mapping[str, Any], path: str) ->
 
 
 def plain_settings(architecture: Architecture, library: Any) -> tuple[Family, dict[str, Any]] | None:
-    """Return the first family whose models can compute the architecture, and the settings of such a model, or None.
+    """Return a family whose models can compute the architecture, and the settings of such a model; None without one.
 
-    None means that no family can. `architecture_of` a config with these settings is the same architecture. library:
-    the module transformers.
+    `architecture_of` returns the same architecture for a config with these settings, apart from fields that only state
+    their default. library: the module transformers.
     """
     families = [family for family in FAMILIES if family.block == architecture.block and hasattr(library, family.config)]
     for unnamed in ((), ("head_dim",)):  # which models read, although their class may not name it

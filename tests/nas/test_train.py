@@ -114,6 +114,12 @@ def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, cap
         again = [name, *SMOKE, "--data", source_files, "--parent", str(out), "--output-dir", str(tmp_path / name)]
         assert train.main(again) == 0
         assert read_training(tmp_path / name).candidate.recipe.distillation.prediction_weight == share
+    learned = ["SM+LN", *SMOKE, "--data", source_files, "--parent", str(out), "--init-from", str(tmp_path / "SM+LN")]
+    assert train.main([*learned, "--recipe.scale.learning-rate", "1e-12", "--output-dir", str(tmp_path / "on")]) == 0
+    ends = [(tmp_path / name / "metrics.csv").read_text().rsplit(",", 1)[1] for name in ("SM+LN", "on")]
+    assert float(ends[1]) == pytest.approx(float(ends[0]), rel=1e-6)
+    assert train.main(["1xLSLRo-1xooLRo", *learned[1:], "--output-dir", str(tmp_path / "removed")]) == 2
+    assert "--init-from beside --parent must start an architecture that keeps all" in capsys.readouterr().err
     export.export(str(folder), fold=True, format="mpc")
     assert (folder / "exports" / f"{facts['arch_id']}-folded-mpc" / "graph.json").exists()
 

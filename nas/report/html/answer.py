@@ -27,8 +27,8 @@ NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", 
 class Row(NamedTuple):
     """One model in the comparison.
 
-    kind: a key of NOTES. latency_s, sent_bytes: per token; None for n-grams. here: the model's perplexity in this run,
-        as text; empty without one. paper: the model's row in the papers, or None.
+    kind: a key of NOTES. name: notation, or name of an n-gram model. latency_s, sent_bytes: per token; None for n-gram
+        models. here: perplexity in this run, as text; empty without one. paper: row in the papers, or None.
     """
 
     kind: str
@@ -44,10 +44,10 @@ class Row(NamedTuple):
 
 
 def answer_of(run: Run) -> dict[str, Any]:
-    """Return texts on the pick, the member of the front with the lowest perplexity, by name.
+    """Return texts on the pick: the member of the front, which is not empty, with the lowest perplexity.
 
-    `keeps`: its parts that do not fold away. `verdicts`: list of statements about the pick. `cheaper`: a description of
-    the knee of the front; empty if the knee is the pick.
+    Key `keeps`: the parts of the pick that do not fold away. `verdicts`: list of statements about the pick. `cheaper`:
+    description of the knee of the front; empty if the knee is the pick.
     """
     *_, best = run.front
     verdicts = [] if best.key_bytes is None else [f"{format_bytes(best.key_bytes)} of keys per token"]
@@ -81,7 +81,7 @@ def answer_of(run: Run) -> dict[str, Any]:
 
 
 def rows_beside(run: Run) -> list[Row]:
-    """Return rows of the pick, the parent, trained baselines, the papers' models and n-grams, most expensive first.
+    """Return rows of the pick, the parent, baselines and the papers' models, most expensive first, and then of n-grams.
 
     A model of the papers that this run trained or started from has only one row.
     """
@@ -100,14 +100,14 @@ def rows_beside(run: Run) -> list[Row]:
 
 
 def rows_of(run: Run) -> list[PublishedRow]:
-    """Return the rows of the papers' own architectures at the run's depth, width and prompt, fitted or held out."""
+    """Return the printed costs of the papers' own architectures at the run's depth, width and prompt length."""
     size = (run.base.num_layers, run.base.d_model, run.seq_len)
     rows = (*published_rows(), *held_out_rows())
     return [row for row in rows if (row.num_layers, row.d_model, row.seq_len) == size and row.own_method]
 
 
 def marks_of(run: Run) -> list[str]:
-    """List the caveats of each front member: worse than the trigram baseline, within noise, cost range over budget."""
+    """Return the caveats of each front member as text: worse than the trigram, within noise, or perhaps over budget."""
     marks = []
     for member, inside in zip(run.front, in_noise(run.front), strict=True):
         noise = IN_NOISE if inside else ""

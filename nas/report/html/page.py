@@ -31,7 +31,7 @@ _ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 
 def page(run: Run) -> str:
-    """Return the HTML page of a run, even without completed trials. Equal runs give equal pages in a working folder."""
+    """Return the HTML page of a run, with or without completed trials. It depends on the run and the working folder."""
     network = f" on {run.pricer.network}" if run.pricer.network else ""
     tokens = f", {run.workload.new_tokens} new tokens" if run.workload.new_tokens > 1 else ""
     maps = [layer_map(architecture_of(member.first, run.base), run.config.cost_of) for member in run.front]

@@ -1,4 +1,4 @@
-"""A layer map of an architecture: letters and words for norms, attention and FFN of each layer, and what folds away."""
+"""A layer map of an architecture: letters and words for the norms, attention and FFN of each layer."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ ABSENT = "·"
 
 
 class Cell(NamedTuple):
-    """The norms, attention or FFN of one layer. kind: name of the form, which sets the colour. words: description."""
+    """The norms, attention or FFN of one layer. kind: name of its form. status: whether it folds away or is absent."""
 
     letter: str
     kind: str
@@ -35,7 +35,7 @@ class LayerCells(NamedTuple):
 
 
 def layer_map(architecture: Architecture, cost_of: CostForm) -> tuple[LayerCells, ...]:
-    """Return a column per layer of a trained architecture; if costs are folded costs, what folds away is marked."""
+    """Return a column for each layer of an architecture. If costs are folded costs, what folds away is marked so."""
     if cost_of == "unfolded" or architecture.folded:
         left = architecture.layers
     else:
@@ -54,14 +54,14 @@ def layer_map(architecture: Architecture, cost_of: CostForm) -> tuple[LayerCells
 
 
 def legend(maps: Iterable[Sequence[LayerCells]]) -> list[tuple[str, Cell]]:
-    """Return each distinct cell of the layer maps, except absent ones, after its part: norm, attention or ffn."""
+    """Return the distinct cells of layer maps, except absent ones, each with its part: `norm`, `attention` or `ffn`."""
     columns = [column for layers in maps for column in layers]
     cells = ((part, cell) for part in LayerCells._fields for column in columns for cell in [getattr(column, part)])
     return list(dict.fromkeys((part, cell) for part, cell in cells if cell.status != "absent"))
 
 
 def kept_words(architecture: Architecture, cost_of: CostForm) -> str:
-    """Return the number of layers that keep each part: `attention in 10 of 12 layers, ReLU FFN in 9, no norm`."""
+    """Return in how many layers each part is kept, such as `attention in 10 of 12 layers, no FFN, LayerNorm in 9`."""
     columns, whole = layer_map(architecture, cost_of), architecture.num_layers
     form = deployed(architecture) if cost_of == "folded" else architecture
     inner = sum(not {*LIVE_NORMS}.isdisjoint(inner_norms(form, layer).values()) for layer in form.layers)

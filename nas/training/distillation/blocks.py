@@ -40,10 +40,10 @@ class BlockwiseDistillation:
 
     tokens: training tokens of each sub-layer; more are used if they would give fewer than `least_steps` steps.
     batch: sequences per step; fewer are used if `tokens` would otherwise give fewer than `least_steps` steps.
-    polynomial_rate, power8_rate: learning rates for polynomial activations and eighth powers, which are first fitted to
-        the parent; larger steps undo the fit (`rate_of`).
+    polynomial_rate, power8_rate: learning rates for quadratic activations and eighth powers, which are first fitted to
+        the parent; larger steps undo the fit (`rate_of`). learning_rate: for the others.
     freezing_share: share of the steps before frozen norms are frozen.
-    lowered: whether the factors of matrix products in training are rounded to bf16 (on a CPU only; fits are in fp32).
+    lowered: whether the factors of matrix products are rounded to bf16 (on a CPU only; fits are in fp32).
     """
 
     tokens: int = 32_768
@@ -67,8 +67,8 @@ class BlockwiseDistillation:
                           layer 20  0.010  0.006  0.009   0.018  0.038
             eighth powers, layer 2  0.069  0.011  0.016*  0.036  0.040     *: 2e-4
 
-        A sub-layer with the parent's form and another norm starts near the parent's function, so its rate falls with
-        the width. KL of Gemma 3 270M (width 640, 4,096 tokens; the builtin parent, width 96, is best at 1e-3):
+        A sub-layer that keeps the parent's form and has a norm starts near the parent's function, so its rate falls
+        with the width above RATE_WIDTH. KL of Gemma 3 270M (width 640, 4,096 tokens; builtin parent: best at 1e-3):
 
             rate                                   0      1e-4   1e-3
             frozen norm, attention, layers 0 and 8  0.000  0.001  0.114;  0.147  0.020  0.186
@@ -107,7 +107,7 @@ class HiddenStates(NamedTuple):
 def trained_block(
     parent: Parent, sub_layer: SubLayer, hidden_states: HiddenStates, settings: BlockwiseDistillation
 ) -> Block:
-    """Return the parent's layer with `sub_layer` in it, trained on `hidden_states` to reproduce the parent's output."""
+    """Return the parent's layer with `sub_layer` in it, which is trained to give the output in `hidden_states`."""
     block = fitted_block(parent, sub_layer, hidden_states)
     moved = [value for value in block.parameters() if value.requires_grad]
     if not moved:
@@ -127,11 +127,12 @@ def trained_block(
 
 
 def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenStates) -> Block:
-    """Return the parent's layer with `sub_layer` in it, which is the only part that requires gradients.
+    """Return the parent's layer with `sub_layer` in it, untrained; only the sub-layer requires gradients.
 
-    A linear FFN and a polynomial activation start at the least-squares fit to the parent's layer, and queries for
-    eighth powers at the length that fits best. Other forms start with the weights of `nas.conversion.transfer`. A
-    linear FFN is fitted over the first `steps_to_fit` steps of `hidden_states`, the other two over the first step.
+    A linear FFN, and a polynomial in place of the parent's activation, start at the least-squares fit to the parent's
+    layer; queries for eighth powers in place of another softmax start at the length that fits best. Other forms start
+    with the weights of `nas.conversion.transfer`. A linear FFN is fitted over the first `steps_to_fit` steps of
+    `hidden_states`, the other two over the first step.
     """
     theirs, device = parent.model.architecture.layers[sub_layer.depth], hidden_states.read.device
     block = _untrained(parent, sub_layer).to(device)
@@ -151,7 +152,7 @@ def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenState
 
 
 def steps_to_fit(stream: Tensor) -> int:
-    """Return the number of steps that contain FIT_ROWS x d_model tokens. stream: steps x batch x T x d_model."""
+    """Return the number of steps with at least FIT_ROWS x d_model tokens. stream: steps x batch x T x d_model."""
     return -(-FIT_ROWS * stream.shape[-1] // stream[0, :, :, 0].numel())
 
 

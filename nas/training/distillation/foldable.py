@@ -42,7 +42,7 @@ def keep_foldable(model: Decoder, settings: Foldable | None, *, step: int, num_s
 
 @torch.no_grad()
 def floor_singular_values(ffn: FeedForward, floor: float) -> None:
-    """Raise all singular values below `floor` of the layer's map M (see the module) to `floor`, if M is finite."""
+    """Raise, in place, singular values below `floor` of the layer's map M (see the module) to it, if M is finite."""
     unit = torch.ones((), dtype=torch.float64, device=next(ffn.parameters()).device)
     alpha, beta = (unit, unit) if ffn.residual is None else (ffn.residual.alpha.double(), ffn.residual.beta.double())
     weight = ffn.down.weight.double() @ ffn.up.weight.double() if ffn.fused is None else ffn.fused.weight.double()

@@ -1,8 +1,8 @@
 """The block library: sub-layers that may replace the parent's, each trained separately on the parent's hidden states.
 
 On a CPU, sub-layers are trained layer by layer, so that memory holds only the input and output of one parent layer.
-Several threads train one sub-layer each; their number and order change no result. On a GPU, as many sub-layers as fit
-are trained at once (`trained_together`).
+Several threads train one sub-layer each; their number and order change no result. On a GPU, sub-layers with up to
+MOST_TOGETHER numbers are trained at once (`trained_together`).
 
 A block score is the change of the parent's predictions when one of its sub-layers is replaced. Scoring takes a few
 minutes on one core at the width of the builtin parent, once for each parent, corpus and set of forms. Scores are cached
@@ -75,7 +75,7 @@ COMPARED_AT_A_TIME = 1 << 22  # logits, 16 MiB: larger tensors, freed and alloca
 def parent_hidden_states(
     parent: Parent, depths: Collection[int], corpus: Corpus, settings: BlockwiseDistillation, *, seq_len: int
 ) -> Iterator[tuple[int, HiddenStates]]:
-    """Yield depths, rising, with their layers' hidden states, which the next pair overwrites. The parent runs once."""
+    """Yield each of `depths`, rising, with the hidden states of its layer, which the next iteration overwrites."""
     if not depths:
         return
     model, batch = parent.decoder(), settings.batch_of(seq_len)
@@ -123,9 +123,9 @@ def initial_weights(
 ) -> dict[str, Tensor]:
     """Return the deployed weights, by node, from which a candidate starts.
 
-    If the recipe has `blockwise_tokens`, sub-layers that the parent lacks come from the library, and their frozen norms
-    are frozen from the start. All other weights come from the parent. on_progress: called with the share, from 0 to 1,
-        of the missing sub-layers that have been trained.
+    Without `blockwise_tokens` in the recipe, this is the result of `Parent.start`. With them, sub-layers that the
+    parent lacks come from the library, their frozen norms are frozen from the start, and all other weights come from
+    the parent. on_progress: called with the share, from 0 to 1, of the library's missing sub-layers that are trained.
     Raises UserError if the candidate does not fit the parent, or the corpus has no sequence; OSError if writing fails.
     """
     recipe, source = candidate.recipe, parent.model
@@ -254,8 +254,9 @@ def block_scores(
     """Return the block scores of the sub-layers of `layers` at every depth of the parent; cached scores are reused.
 
     first_depth: depth of the first layer, from 0, that may be replaced; before it, only the parent's own sub-layers
-        are returned, with score 0. keep: whether to save the trained sub-layers (`Library`). on_progress: called with
-        the share, from 0 to 1, of the missing scores that are computed.
+        are returned, with score 0. keep: whether to save the trained sub-layers (`Library`); those with a cached score
+        that are not saved are trained again. on_progress: called with the share, from 0 to 1, of the missing scores
+        that are computed.
     Raises UserError if the corpus is too short, the cache is damaged or a score is not finite; OSError if sub-layers or
     large temporary files cannot be written. Scores that cannot be cached are only returned.
     """

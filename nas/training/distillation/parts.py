@@ -36,7 +36,7 @@ def modules_of(layer: nn.Module, kind: PartKind) -> list[nn.Module]:
 
 
 class Gates:
-    """Gates of the attention and FFNs of the parent that are gradually removed from a model.
+    """Gates of those attentions and FFNs of the parent that are gradually removed from a model.
 
     All gates have one value g, which depends on the step only. What attention adds to the residual stream is multiplied
     by g. An FFN that turns the stream s into f turns it into s + g (f - s) instead. At g = 0, the parts are removed.

@@ -50,7 +50,7 @@ class BlockScores:
             raise UserError(f"block scores must be finite, but that of {odd[0]} is {self.divergences[odd[0]]}.")
 
     def by_layer(self, stages: Stages, parent: Architecture) -> Floats:
-        """Return the scores of the layers of a space, (attention, FFN) x depths x layers.
+        """Return the scores of a space's layers, (attention, FFN) x depths x `stages.layers`.
 
         A layer that the space does not allow at a depth has 0. Raises KeyError if a score is missing.
         """

@@ -1,7 +1,7 @@
 """The predictions and hidden states of a parent for the sequences that its candidates train on.
 
-On a CPU these outputs are computed once for all candidates and cached on disk. On a GPU the parent runs with every
-candidate instead, and its predictions cover the whole vocabulary.
+On a CPU these outputs are computed once for all candidates and, if there is room, cached on disk. On a GPU the parent
+runs with every candidate instead, and its predictions cover the whole vocabulary.
 """
 
 import os
@@ -122,7 +122,7 @@ class Teacher(ABC):
         """Yield the lesson of each of `num_parts` equal parts of a batch.
 
         indices: indices of the batch's sequences in the training split. inputs: tokens of these sequences, batch x T.
-        predictions, hidden_states: whether to compare predictions, and hidden states.
+        predictions, hidden_states: whether to compare these.
         """
 
     def hidden_state_error(self, wanted: Tensor, hidden_states: Sequence[Tensor]) -> Tensor:
@@ -131,8 +131,8 @@ class Teacher(ABC):
         The output of each layer is compared after the parent's next norm (`normed`), so that the few far larger
         features do not dominate. The squared error is divided by the mean square of the parent's normalised output.
 
-        wanted: the parent's result of `normed`. hidden_states: the model's result of `Decoder.hidden_states` for the
-            same sequences, layers + 1 tensors of batch x T x d_model.
+        wanted: result of `normed` for the parent. hidden_states: result of `Decoder.hidden_states` for the model and
+            the same sequences, layers + 1 tensors of batch x T x d_model.
         """
         errors = []
         for norm, stream, parents in zip(self.readers, hidden_states[1:], wanted.float().unbind(1), strict=True):
@@ -194,7 +194,7 @@ class CachedTeacher(Teacher):
         )
 
     def hidden_states(self, indices: Sequence[int], inputs: Tensor) -> Tensor:
-        """Return the parent's result of `normed`. indices, inputs: as in `lessons`."""
+        """Return the result of `normed` for the parent. indices, inputs: as in `lessons`."""
         shape = len(self.readers), inputs.shape[1], self.model.architecture.d_model
         return torch.from_numpy(Kept(self.hidden_states_path, STREAM, shape).all(indices, inputs, self._normed))
 
@@ -227,7 +227,7 @@ class LiveTeacher(Teacher):
 
     model: the parent, whose linears are converted to bf16 if `lowered`.
     lowered: whether factors of products are rounded to bf16; hidden states, norms and logits are in fp32 either way.
-    layer_function: calls a layer.
+    layer_function: calls a layer, such as compiled code.
     """
 
     def __init__(self, model: Decoder, *, lowered: bool, layer_function: LayerFunction = nn.Module.__call__) -> None:
@@ -264,7 +264,7 @@ class LiveTeacher(Teacher):
 def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:
     """Return the parent as a teacher: on a GPU it runs with the model; on a CPU its outputs are cached.
 
-    The caches of predictions and of hidden states are files in the corpus's folder. A file that would take more than a
+    Predictions and hidden states each have a cache file in the corpus's folder. A file that would take more than a
     quarter of the free disk space is not created. recipe: must have a distillation schedule.
     """
     lowered = recipe.precision == "bfloat16"

@@ -94,6 +94,13 @@ def test_an_op_that_mixes_tokens_otherwise_is_refused():
         deploy(OpGraph(nodes=nodes), Deployment(phase="decode"))
 
 
+@pytest.mark.parametrize("deployment", [Deployment(projection="last"), Deployment(phase="decode")])
+def test_the_last_token_of_a_graph_without_tokens_is_refused(deployment):
+    graph = OpGraph(nodes=(Node(name="a", layer=0, op=ops.Relu(rows=2, features=4), inputs=("tokens",)),))
+    with pytest.raises(ValueError, match="need a graph with a token embedding, but this one has none"):
+        deploy(graph, deployment)
+
+
 BASE = base_architecture("tiny", Dimensions(vocab=41, context=16))
 MODEL = parse("SM+LN+R", BASE).architecture
 WAYS = [Deployment(), Deployment(projection="last"), Deployment(phase="decode"), Deployment(batch=2)]

@@ -8,13 +8,15 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import ScaleName
 from nas.run.config import StudyConfig, study_recipe
 from nas.study import resources, throughput
-from nas.study.resolve import _on_devices
+from nas.study.priced_study import price_study
+from nas.study.resolve import _on_devices, memory_lines
 from nas.study.resources import Node, best_share, choose_share, choose_threads, resolved, study_resources
 from nas.study.throughput import keep_rates, kept_rates, shared_rates, training_rate
 from nas.training import memory
 from nas.training.device import lowered
 from nas.training.memory import training_memory
 from search_spaces.bases import BASES
+from tests.nas.study.conftest import ONE_TRIAL
 
 NODE = Node(node_id="", name="here", num_cpus=16, num_gpus=1)
 
@@ -175,3 +177,17 @@ def test_where_and_in_which_precision_a_run_began_is_part_of_its_configuration(
     made = _on_devices(config, study_resources(config, [NODE]), [NODE], BASES["tiny"], None)
     assert (made.gpus_per_trial, made.recipe.precision) == (share, precision)
     assert study_recipe(made, None).precision == (precision or "float32")
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices"),
+    [
+        ({}, ["CPU", "GPU, bfloat16"]),
+        ({"gpus_per_trial": 0.5}, ["CPU", "GPU, bfloat16"]),
+        ({"gpus_per_trial": 0.0}, ["CPU"]),
+        ({"gpus_per_trial": 0.0, "ray_address": "auto"}, ["CPU"]),
+    ],
+)
+def test_a_dry_run_gives_the_memory_on_a_gpu_only_if_trials_may_use_one(card, settings, devices):
+    lines = memory_lines(price_study(replace(ONE_TRIAL, **settings)))
+    assert [line.rpartition(" on a ")[2] for line in lines] == devices

@@ -7,6 +7,7 @@ import pytest
 
 from costmodel.errors import StoppedError
 from nas.recipe.recipe import SCALES
+from nas.searchers.strategy import Suggestion
 from nas.study import time_budget
 from nas.study.schedule import Trainings
 from nas.study.time_budget import Needs, Pace, TimeBudget, fitting, num_equivalent_steps, paced, process_start_s
@@ -47,6 +48,13 @@ def test_a_promoted_candidate_starts_once_more():
     fits = partial(fitting, 1200.0, 0.0, places=1, most=Trainings(8, 24), num_ended=6, num_evaluated=0)
     assert fits(needs=NEEDS) == (8, 24)  # 8 * 75 + 24 * 25
     assert fits(needs=NEEDS._replace(start_s=5.0)) == (7, 21)  # 7 * 80 + 21 * 25
+
+
+def test_only_a_promoted_candidate_continues_its_evaluation(feasible):
+    final = Suggestion(next(feasible.members()), index=3)
+    again = replace(final, role="replicate", replicate=1)
+    trainings = (final, replace(final, is_proxy=True), again, replace(final, index=4))
+    assert [NEEDS.of(training, {3}) for training in trainings] == [75, 25, 100, 100]
 
 
 def test_a_pace_is_told_after_a_second_and_then_every_ten(monkeypatch):
