@@ -304,6 +304,14 @@ def test_a_hostile_file_of_a_tokenizer_is_refused(tmp_path, name, kind):
         given_encoder(kept_tokenizer(tmp_path, "kept"), None, None)
 
 
+@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 10_000])
+def test_damaged_settings_of_generation_are_refused(tmp_path, text):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"generation_config\.json must be a mapping of settings for generation"):
+        kept_tokenizer(tmp_path, "kept")
+
+
 @pytest.mark.parametrize("kind", NODES)
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.parquet", "data/x.py"])
 def test_hostile_text_is_refused(tmp_path, name, kind):

@@ -27,9 +27,11 @@ LEAST_SQUARE = 2.0**-10  # mean of squares that an inner norm should read: 256 u
 def factor_for(square_share: float) -> float:
     """Return the largest power of two, at most 1, by which to scale the stream so that its squares fit fixed point.
 
-    square_share: largest square in a norm / its limit in fixed point.
+    square_share: largest square in a norm / its limit in fixed point; if it is not finite, the factor is 1.
     """
-    return 1.0 if square_share < 1 else 2.0 ** (math.ceil(-math.log2(square_share) / 2) - 1)
+    if not 1 <= square_share < math.inf:
+        return 1.0
+    return 2.0 ** (math.ceil(-math.log2(square_share) / 2) - 1)
 
 
 def inner_factor_for(square_share: float, least_square: float) -> float:

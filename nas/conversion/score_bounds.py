@@ -85,7 +85,7 @@ def half_range(form: SoftmaxForm) -> float:
 
 
 def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple[int, ...]:
-    """Return the indices of layers whose row sums do not fit into LOG_SUMS[form] if `form` replaces every softmax.
+    """Return the indices of layers with `form` whose row sums do not fit into LOG_SUMS[form], once it replaced softmax.
 
     tokens: sequences x T, on which row sums are computed. For eighth powers, the length of queries is first fitted to
     the parent's outputs (`fitted_linears`) on the last of these sequences, with about FIT_TOKENS tokens.
@@ -101,7 +101,8 @@ def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple
     if parts := fitted_parts(target, source):
         few = tokens[-max(1, FIT_TOKENS // tokens.shape[1]) :]
         load_deployed(model, fitted_linears(parent.decoder(), model, parts, few))
-    return unheld(set_bounds(model, tokens), form)
+    farthest = set_bounds(model, tokens)
+    return unheld({depth: farthest[depth] for depth, layer in enumerate(layers) if layer.attention == form}, form)
 
 
 class _Observer:

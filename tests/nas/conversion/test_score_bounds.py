@@ -121,11 +121,19 @@ def test_where_a_bound_does_not_hold_the_softmax_is_exact(scores: float, exact: 
 
 
 @pytest.mark.parametrize(
-    ("form", "scores", "withheld"),
-    [("bounded", 2.0, ()), ("bounded", 40.0, (0, 1)), ("power8", 2.0, ()), ("power8", 40.0, (1,))],
+    ("name", "form", "scores", "withheld"),
+    [
+        ("2xLSLGo", "bounded", 2.0, ()),
+        ("2xLSLGo", "bounded", 40.0, (0, 1)),
+        ("2xLSLGo", "power8", 2.0, ()),
+        ("2xLSLGo", "power8", 40.0, (1,)),
+        ("1xLSLGo-1xLBLGo", "power8", 40.0, ()),
+    ],
 )
-def test_a_parent_tells_where_rows_would_not_hold(form: SoftmaxForm, scores: float, withheld: tuple[int, ...]) -> None:
-    model = bounded("2xLSLGo", scores=scores)
+def test_a_parent_tells_where_rows_would_not_hold(
+    name: str, form: SoftmaxForm, scores: float, withheld: tuple[int, ...]
+) -> None:
+    model = bounded(name, scores=scores)
     weights = {name: value.clone() for name, value in deployed_weights(model).items()}
     parent = Parent("a test's", Pretrained(model.architecture, weights, None), "")
     assert unheld_by_parent(parent, form, torch.from_numpy(TOKENS)) == withheld
@@ -151,7 +159,7 @@ GEMMA = replace(LLAMA, block="gemma3")
 
 
 @pytest.mark.parametrize(
-    ("share", "factor"), [(0.0, 1.0), (0.99, 1.0), (1.0, 0.5), (4.0, 0.25), (9.4, 0.25), (16, 0.125)]
+    ("share", "factor"), [(0.0, 1.0), (0.99, 1.0), (1.0, 0.5), (4.0, 0.25), (9.4, 0.25), (16, 0.125), (np.inf, 1.0)]
 )
 def test_the_factor_is_no_smaller_than_it_must_be(share: float, factor: float) -> None:
     assert factor_for(share) == factor
