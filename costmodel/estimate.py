@@ -70,7 +70,10 @@ class Pricer(ABC):
         return [price_node(node) if price_node else self.price(node.op) for node in nodes]
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float] | None:
-        """Return the least and greatest latency (s) of a graph that agree with the data; None if exact or not known."""
+        """Return the least and greatest latency (s) of a graph, by the errors expected of its costs; None if not known.
+
+        The default is None.
+        """
         return None
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:

@@ -27,8 +27,9 @@ class Block:
     X is the residual stream before a layer, A the stream to which the FFN's output is added, Y the stream after it.
 
     join: `sequential` is A = X + MHA(Norm1(X)), Y = A + FFN(Norm2(A)); `parallel` is Y = X + MHA(Norm1(X)) +
-        FFN(Norm2(X)); `shaped` is A = shaped MHA(Norm1(X)) without a skip, where V and O are the identity except for
-        layer 0's V, and Y = A + FFN(Norm2(A)).
+        FFN(Norm2(X)); `shaped` is A = S(Norm1(X)) without a skip, and Y = A + FFN(Norm2(A)). S is attention by the
+        matrix a I + b softmax - c C of each head, with learned a, b and c, where C averages all visible positions.
+        Only layer 0 has a linear for values, and no layer has an output linear.
     rotary_share: by default, one in `rotary_share` features of a head is rotated; None for a learned position table.
     packs_qkv: whether queries, keys and values (in a shaped block only queries and keys) are one linear, not three.
     query_key_norm: RMSNorms of queries and keys before the rotation: none, per `head` (all heads share a gain vector),

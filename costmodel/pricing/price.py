@@ -115,7 +115,7 @@ class PricedModel:
 
     @property
     def latency_s_range(self) -> tuple[float, float] | None:
-        """Least and greatest latency, in seconds, that agree with the data; None if exact or not known."""
+        """Least and greatest latency, in seconds, by the errors expected of costs; None if they are not known."""
         return self.estimate.latency_s_range
 
     @property

@@ -184,7 +184,7 @@ def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 
 
 def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """Return the largest ratio of an op's work to the fitted maximum, over units; at least 1, 1 if it was measured."""
+    """Return an op's work / the largest work that was fitted, in the unit where this is most; at least 1."""
     if op_name(op, weights) in testbed.ops:
         return 1.0
     greatest = _measured(op, weights, testbed).greatest

@@ -67,7 +67,7 @@ def weights_by_position(read: Tensor, left: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
-    """Fit a fused FFN in place by weighted ridge regression, to bring its layer's output near to `left`.
+    """Fit an FFN that is one linear in place by weighted ridge regression, to bring its layer's output near to `left`.
 
     read: input of the layer. left: output that it should have. Both are batch x T x d_model. The weights are those of
         `weights_by_position`. A norm after the FFN keeps only the direction of its input; the FFN is then fitted to the

@@ -101,7 +101,10 @@ class Run:
 
     @cached_property
     def front(self) -> tuple[TrainedMember, ...]:
-        """The Pareto front of the candidates within the budget, cheapest first: seconds per token against mean loss."""
+        """The Pareto front of seconds per token and mean loss, cheapest first.
+
+        Only candidates within the budget count, and none of which a seed diverged or the folded model failed its check.
+        """
         return front(self.records, self.budget)
 
     @cached_property

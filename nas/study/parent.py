@@ -90,10 +90,10 @@ def deployable(
 ) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
     """Return architecture and weights of a checkpoint's unfolded model, and remarks on attention out of range.
 
-    tokens: sequences x T, from which the bounds of bounded softmaxes and of eighth powers are set. A bounded softmax
-    that leaves fixed-point range on them is replaced by an exact softmax in the architecture; eighth powers stay. The
-    third result has a sentence for each such layer. Weights are by `<node>.<suffix>` of the op graph, with a copy of a
-    tied output table.
+    tokens: sequences x T. The scores on them set the bounds that attention `bounded` subtracts in place of each row's
+    maximum, and `power8` before it takes eighth powers. Where `bounded` leaves fixed-point range on them, the returned
+    architecture has an exact softmax; `power8` stays. The third result has a sentence for each layer that leaves the
+    range. Weights are by `<node>.<suffix>` of the op graph, with a copy of a tied output table.
 
     Raises UserError if the model still contains components of its parent.
     """

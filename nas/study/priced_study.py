@@ -109,14 +109,16 @@ def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: b
     run: the run to resume, or None for a new study. reads_weights: whether weights and tokenizer of the parent are
         loaded, as trainings need them; else only its settings, as far as `find_parent_settings` can.
 
-    The parent of a new study decides three things: its own layers are the space if the default space has another block
-    or other dimensions; the scale is `parent` instead of `proxy` if the parent has another head size or vocabulary
-    size; and budgets given as shares of the parent's cost become seconds and bytes.
+    With a parent, a new study differs in five ways. The default space becomes `parent`, the parent's layers and cheaper
+    replacements, if the parent has another block or other dimensions. The default scale becomes `parent` if the parent
+    has another head size or vocabulary size. Models are priced with the parent's vocabulary and context, if the scale
+    states no vocabulary or the space is made from the parent. Budgets given as shares of the parent's cost become
+    seconds and bytes. Public layers, and layers of the client, are the parent's in every member.
 
-    Raises UserError if the space, a protocol, network or testbed, the parent or the searcher is unknown or cannot be
-    read; a protocol cannot price the space, or has no keys but a budget of them; costs are too many or too large to
-    tabulate; or candidates cannot start from the parent, or keep its public and client layers. Samplers of Optuna are
-    not checked.
+    Raises UserError if the space needs a parent and none is named; the space, a protocol, network or testbed, the
+    parent or the searcher is unknown or cannot be read; a protocol cannot price the space, or has no keys but a budget
+    of them; costs are too many or too large to tabulate; or candidates cannot start from the parent, or keep its public
+    and client layers. Samplers of Optuna are not checked.
     """
     check_searcher(config.searcher)
     if ":" in config.searcher:  # load a searcher of the user's own now, so that its errors come before anything slow

@@ -70,7 +70,7 @@ def lowered(candidate: Candidate, device: str, changes: RecipeChanges = UNCHANGE
 def kind_of(device: str, precision: Precision) -> str:
     """Return the type of a device, or `cpu with bfloat16 units` for bfloat16 products on such a CPU.
 
-    Results of trainings on different kinds differ by more than the rounding of float32.
+    Results of trainings on different kinds may differ by more than the rounding of float32.
     """
     kind = torch.device(device).type
     return f"{kind} with bfloat16 units" if kind == "cpu" and precision == "bfloat16" and has_bf16_units() else kind

@@ -145,7 +145,10 @@ class StepGraph:
             self.drop()
 
     def take(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Take a step with the graph, captured first if due, and return its numbers; without a graph, return None."""
+        """Take a step with the graph, which is captured first if due, and return the step's numbers.
+
+        While there is no graph, take no step, and return None.
+        """
         if self._replay is None and self.is_wanted:
             self._num_taken += 1
             if self._num_taken > WARM_UP:
