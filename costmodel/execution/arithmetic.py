@@ -134,7 +134,7 @@ class Arithmetic:
         return np.rint(value * (scale / self.unit)) * (self.unit / scale)
 
     def truncated(self, value: Array) -> Array:
-        """Return products rounded at random to a multiple of `unit` below or above, with the right mean, as by engines."""
+        """Return products rounded at random to a multiple of `unit` near them, with the right mean, as engines do."""
         drawn = self.digits.random(np.shape(value), dtype=np.float32)
         return np.floor(value * (1 / self.unit) + drawn) * self.unit
 
