@@ -1,4 +1,4 @@
-"""Finds the best members within budgets, overall and at every cost, by a score that is a sum over layers.
+"""Finds the best members at every cost within budgets, by a score that is a sum over layers.
 
 This is label setting. A label is a path from the source to a boundary, with its cost in every measure and its score. At
 each boundary, dominated labels are dropped, and all but one of equal cost and score. The labels of the last level then
@@ -231,15 +231,6 @@ class Optimum:
     @property
     def latency_s(self) -> float:
         return self.cost[0] / UNITS_PER["latency_s"]
-
-
-def best(stages: Stages, scores: Scores) -> Optimum | None:
-    """Return the optimum of least score within the budget; None if no member is within it.
-
-    Raises UserError as `checked`.
-    """
-    levels = levels_of_labels(stages, checked(stages, scores))
-    return _optimum(stages, levels, int(np.argmin(levels[-1].score))) if len(levels[-1].score) else None
 
 
 def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
