@@ -59,7 +59,7 @@ def run(
     parent: str | None = None,
     parts: str | None = None,
 ) -> None:
-    """Run an experiment, or resume it if it was stopped.
+    """Run an experiment, or resume it if it was stopped (`gpu` and `search-benchmark` begin anew).
 
     Args:
         name: one of `python -m experiments list`.

@@ -78,7 +78,7 @@ def add_recipe_flags(parser: cli.Parser, skip: Collection[str] = ()) -> None:
     parser.add_class_arguments(RecipeChanges, "recipe", skip=set(_PARTS))
     for name, part in _PARTS.items():
         parser.add_class_arguments(part, f"recipe.{name}", skip=set(skip) if name == "scale" else set())
-    lines = ["Without a flag, a part has the value of the recipe for --scale, --data and the parent (see meta.json)."]
+    lines = ["Without a flag, a part has the value of the recipe for --scale, --data and the parent."]
     groups = {f"recipe.{name}" for name in _PARTS}
     for action in parser._actions:
         if action.dest.split(".")[0] == "recipe":
