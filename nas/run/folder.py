@@ -93,9 +93,10 @@ class Meta:
     parent: the parent's results, None from scratch; its weights are in PARENT_FOLDER. ngrams: n-gram baselines of a
     candidate's training tokens, or with a parent of the whole training split; None if not counted. withheld: forms of
     attention removed from layers where the parent's scores would leave fixed-point range. held_out: the validation
-    text. read: which files of `--data`'s folders were read or left out. planned_tokens: a candidate's training tokens
-    before a short time budget reduced them; None if they were not reduced. begin_of_text: the token that begins each
-    sequence, or None.
+    text. prior: mean and standard deviation, in nats, of the weights in the surrogate of `trellis` that were fitted to
+    other parents (`nas.searchers.surrogate.Priors`); empty for other searchers. read: which files of `--data`'s folders
+    were read or left out. planned_tokens: a candidate's training tokens before a short time budget reduced them; None
+    if they were not reduced. begin_of_text: the token that begins each sequence, or None.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -116,6 +117,7 @@ class Meta:
     ngrams: NgramBaseline | None = None
     withheld: Withheld = field(default_factory=Withheld)
     held_out: HeldOut | None = None
+    prior: dict[str, tuple[float, float]] = field(default_factory=dict)
     read: tuple[Reading, ...] = ()
     second: SecondCorpus | None = None
     planned_tokens: int | None = None

@@ -54,18 +54,36 @@ class Prior(NamedTuple):
     deviation: float
 
 
+class Priors(NamedTuple):
+    """Priors of the weights of global features, in nats: all that is fitted to other parents, by docs/proxies.md.
+
+    live_norm: per norm that is not frozen. regularised: by entropy. first_ffn: a nonlinear FFN in the first layer,
+        beyond its block score. attention_scarcity, ffn_scarcity: per ln((1 + layers) / (1 + n)), for n attentions or
+        nonlinear FFNs. attention_gaps: per share of pairs of layers with no attention from the first to the second.
+        attention_scores, ffn_scores: per ln(1 + block score), summed over sub-layers.
+    """
+
+    live_norm: Prior = Prior(-0.005, 0.01)
+    regularised: Prior = Prior(0.0, 0.05)
+    first_ffn: Prior = Prior(0.0, 0.1)
+    attention_scarcity: Prior = Prior(0.15, 0.08)
+    ffn_scarcity: Prior = Prior(0.21, 0.05)
+    attention_gaps: Prior = Prior(1.2, 0.4)
+    attention_scores: Prior = Prior(0.0, 0.02)
+    ffn_scores: Prior = Prior(0.07, 0.1)
+
+
 BASE = Prior(2.4, 1.0)  # log-perplexity from scratch, when nothing is scarce
 FROM_PARENT = 0.05  # standard deviation around the parent's loss
-LIVE_NORM = Prior(-0.005, 0.01)
-SHORT_LIVE_NORM = Prior(0.0, 0.01)  # with short recovery, block scores already contain the effect of norms
-REGULARISED = Prior(0.0, 0.05)
-FIRST_FFN = Prior(0.0, 0.1)  # a nonlinear FFN in the first layer, beyond its block score
-BLOCK_FACTORS = (Prior(0.0, 0.02), Prior(0.07, 0.1))  # loss per ln(1 + block score) of attentions, of FFNs
-# After recovery on 32,768 tokens, two candidates of SmolLM2 kept 0.41 and 0.58 of their scores, and one of Gemma 3 270M
-# after 16,384 tokens 0.47.
-SHORT_FACTORS = (Prior(0.5, 0.2), Prior(0.5, 0.2))
-SCARCITY = (Prior(0.15, 0.08), Prior(0.21, 0.05))  # per ln((1 + layers) / (1 + n)), n attentions, n nonlinear FFNs
-GAPS = Prior(1.2, 0.4)  # per share of pairs of layers with no attention from the first to the second
+# After short recovery block scores already contain the effect of norms. SmolLM2 kept 0.41 and 0.58 of its scores in two
+# candidates after 32,768 tokens, and 0.56 to 0.75 in the five best of 15 after 16,384; Gemma 3 270M kept 0.47 in one.
+SHORT_SCORES = Prior(0.5, 0.2)
+SHORT = Priors(live_norm=Prior(0.0, 0.01), attention_scores=SHORT_SCORES, ffn_scores=SHORT_SCORES)
+
+
+def priors_of(*, short_finetune: bool) -> Priors:
+    """Return the priors for a search. short_finetune: as in `SearchProblem`."""
+    return SHORT if short_finetune else Priors()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -76,8 +94,7 @@ class Features:
     sub_layer_forms: layer x 2, the numbers, below `num_forms`, of the forms of attention and FFN.
     kept: layer x 2, share of heads that the layer has, and 1 for a nonlinear FFN, else 0.
     live_norms: number of live norms of each layer.
-    base, live_norm, block_factors: priors of the log-perplexity when neither attentions nor FFNs are scarce, of the
-        weight of a live norm, and of the weights of block scores.
+    base: prior of the log-perplexity when neither attentions nor FFNs are scarce. priors: those of the other weights.
     blocks: depth x layer x 2, ln(1 + block score), since the largest losses recover most; None without scores.
     from_parent: whether candidates start from a parent. unit: factor by which WORTHS are multiplied.
     """
@@ -88,9 +105,8 @@ class Features:
     kept: Floats
     live_norms: Floats
     base: Prior
-    live_norm: Prior
+    priors: Priors
     blocks: Floats | None
-    block_factors: tuple[Prior, Prior]
     from_parent: bool
     unit: float = 1.0
 
@@ -126,8 +142,7 @@ class Features:
     @property
     def _others(self) -> list[Prior]:
         """Priors of the weights after those of sub-layer forms, in the order of `rows`."""
-        blocks = () if self.blocks is None else self.block_factors
-        return [self.base, self.live_norm, REGULARISED, FIRST_FFN, *SCARCITY, GAPS, *blocks]
+        return [self.base, *self.priors[: NUM_COUNTS - 1 if self.blocks is None else None]]
 
     @property
     def mean(self) -> Floats:
@@ -204,9 +219,8 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
             [float(sum(norm in LIVE_NORMS for norm in (layer.norm1, layer.norm2))) for layer in stages.layers]
         ),
         base=BASE if problem.parent_loss is None else Prior(problem.parent_loss, FROM_PARENT),
-        live_norm=SHORT_LIVE_NORM if problem.short_finetune else LIVE_NORM,
+        priors=priors_of(short_finetune=problem.short_finetune),
         blocks=blocks,
-        block_factors=SHORT_FACTORS if problem.short_finetune else BLOCK_FACTORS,
         from_parent=problem.parent is not None,
         unit=SHORT_UNIT if problem.short_finetune else 1.0,
     )

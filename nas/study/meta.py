@@ -19,6 +19,7 @@ from nas.recipe.recipe import Scale
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import Meta, ParentResult, SecondCorpus
 from nas.run.run import Run
+from nas.searchers.surrogate import priors_of
 from nas.training.batches import validate
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import price_architecture
@@ -57,6 +58,7 @@ def new_meta(
         tokens=scale.seen_tokens if parent is None else None,
         seed=config.seed,
     )
+    prior = priors_of(short_finetune=config.scale == "parent")
     return Meta(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
@@ -73,6 +75,7 @@ def new_meta(
         base=feasible.space.base,
         recipe=recipe,
         withheld=feasible.space.definition.withheld,
+        prior=prior._asdict() if config.searcher == "trellis" else {},
         held_out=corpus.held_out,
         read=read,
         parent=parent and parent_result(parent, corpus, scale, feasible, device),
