@@ -89,9 +89,7 @@ def setting_of(protocol: str, **flags: Any) -> Setting | None:
     known = {field.name for field in fields(kind)} if kind else set()
     if unknown := [name for name in given if name not in known]:
         flag = unknown[0].replace("_", "-")
-        raise UserError(
-            f"protocol {protocol} has its {flag} fitted in, but got --{flag} {given[unknown[0]]}; leave it out."
-        )
+        raise UserError(f"protocol {protocol} takes no --{flag}, but got --{flag} {given[unknown[0]]}; leave it out.")
     return kind(**given) if kind and given else None
 
 

@@ -91,7 +91,7 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(module, name, options, mes
 
 
 def test_a_setting_or_testbed_that_a_class_does_not_have_is_refused(module):
-    with pytest.raises(UserError, match="has its weights fitted in, but got --weights server"):
+    with pytest.raises(UserError, match="takes no --weights, but got --weights server"):
         setting_of("own_protocol:Own", weights="server")
     module.write_text(OWN.replace("    testbed: Path | None = None\n", "").replace("self.testbed is None", "True"))
     with pytest.raises(UserError, match="has no field `testbed`, but got --testbed mine.yaml"):

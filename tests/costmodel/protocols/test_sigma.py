@@ -110,7 +110,7 @@ def test_a_length_that_it_cannot_run_is_told(keys):
         ({"ring_bits": 65}, "but got 65"),
         ({"fraction_bits": 6}, "`fraction_bits` must be from 7 to 16"),
         ({"weights": "server"}, "`weights` must be secret under protocol sigma"),
-        ({"threads": 2}, "protocol sigma has its threads fitted in, but got --threads 2"),
+        ({"threads": 2}, "protocol sigma takes no --threads, but got --threads 2"),
     ],
 )
 def test_settings_that_it_does_not_have(given, text):
