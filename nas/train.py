@@ -161,9 +161,9 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
 def run(args: Sequence[str], console: Console) -> None:
     """Start or resume the training that the command line `args` describes, and train until all tokens are used.
 
-    Raises UserError or ArgumentError for bad input, a folder that cannot be written or that another process uses, or
-    memory that is too small by estimate; OSError if the cache cannot be written; StoppedError if training diverges,
-    memory runs out while it trains, or a file cannot be written later.
+    Raises UserError or ArgumentError for bad input, a new folder that cannot be written, a folder that another process
+    uses, or memory that is too small by estimate; OSError if the cache or a folder to resume cannot be written;
+    StoppedError if training diverges, a step runs out of memory, or a file cannot be written later.
     """
     config, resumed, output_dir = parse(args)
     if config.device == "cuda" and not torch.cuda.is_available():

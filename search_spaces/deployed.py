@@ -154,8 +154,8 @@ def deployed_inner(inner: Inner) -> Inner:
 def joined(architecture: Architecture, layers: Iterable[Layer]) -> Architecture:
     """Return the architecture with the attentions and FFNs of `layers` in as few layers as possible.
 
-    Empty layers are left out, except for one if all are empty. In a `sequential` block, a layer without FFN and the
-    next layer, if it has no attention, become one layer. It has the positions of the layer with the attention.
+    Empty layers are left out, except for one if all are empty. If the block's `join` is `sequential`, a layer without
+    FFN and the next layer, if it has no attention, become one, with the `layer_positions` of the first.
     """
     left: list[tuple[int, Layer]] = []
     is_sequential = architecture.block_facts.join == "sequential"

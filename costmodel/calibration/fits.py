@@ -60,8 +60,9 @@ BATCH_PROBE, PROBE_REPEATS = ops.Relu(rows=128, features=256), 8
 def fit_testbed(protocol: str, setting: EngineSetting, timings: Sequence[Timing]) -> ComputeTestbed:
     """Return the testbed with fitted seconds of every kind in `microbenchmark.plan`, from the timings of that plan.
 
-    Matrix products whose weights have the same holder are fitted together. Their fit also gives the seconds of the
-    product in a token embedding that first looks tokens up. Errors are those of `paired`.
+    Matrix products whose weights have the same holder are fitted together. A token embedding that looks tokens up and
+    then multiplies is fitted after them, and takes the seconds of its product from their fit. Errors are those of
+    `paired`.
     """
     pairs = paired(plan(protocol), timings)
     batch_s = batch_seconds(pairs, setting) if counts_batches(protocol, setting) else 0.0

@@ -200,6 +200,7 @@ def for_last_row(graph: OpGraph, *, through_layers: bool) -> OpGraph:
     """Return the graph for only the logits of the last token; unchanged if it does not give logits for each token.
 
     With `through_layers`, the layers also omit rows that are not needed; otherwise only the ops after the layers do.
+    Raises UserError if the graph embeds no tokens.
     """
     num_tokens = _prompt_len(graph)
     last = graph.nodes[-1].op

@@ -116,8 +116,9 @@ class Library(Machine):
     def plain(self, value: Value, slots: Any, into: int = 0) -> Value:
         """Return products of ciphertexts with plaintexts, not rescaled.
 
-        slots: a list of plaintexts, one number for all slots, or the name of a method of `Plaintexts` and its
-            arguments. into: number of ciphertexts to which products are summed; 0 for one product per ciphertext.
+        slots: a list of plaintexts, one number for all slots, or a tuple of the name of a method of `Plaintexts` and
+            its arguments. into: number of sums of products to return, if `slots` is a tuple; 0 for one product per
+            ciphertext.
         """
         if into:
             of = getattr(self.plaintexts, slots[0])(*slots[1:])

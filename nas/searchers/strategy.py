@@ -182,8 +182,8 @@ def check_searcher(name: str) -> None:
 def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
     """Return the constructor of a searcher.
 
-    Raises UserError for an unknown name, a class that is no `Strategy`, or one that cannot be imported. The constructor
-    raises it for a sampler that `OptunaStrategy` refuses.
+    Raises UserError for an unknown name, a module or class that is missing, or a class that is no `Strategy`; the
+    constructor raises it for a sampler that `OptunaStrategy` refuses. An error in a module of one's own is not caught.
     """
     check_searcher(name)
     module, _, attribute = SEARCHERS.get(name, name).partition(":")

@@ -279,8 +279,8 @@ class PredictiveDistribution(NamedTuple):
     """Predicted log-perplexities of members, without discrepancy and seed noise.
 
     rooted: features times the root of the covariance, members x features. mean, variance: one number per member, nats
-        and nats^2. crossed: covariance of each prediction with the weights in units of the root, members x features.
-        discrepancy: standard deviation of a member's discrepancy, nats.
+        and nats^2. crossed: covariance of each prediction with z, where the weights are mean + root @ z, members x
+        features. discrepancy: standard deviation of a member's discrepancy, nats.
     """
 
     rooted: Floats

@@ -180,7 +180,7 @@ def training_corpus(
     """Return the corpus of trainings and, for each folder in `data`, which files were read or left out; log these.
 
     data: as for --data. model: the model that trainings start from, whose tokenizer is used; None from scratch.
-    vocab_size: most entries of a vocabulary. tokens: training tokens. Raises errors as `open_source` and `prepare`.
+    vocab_size: largest size of the vocabulary. tokens: training tokens. Raises errors as `open_source` and `prepare`.
     """
     source = open_source(data)
     for line in (line for read in source.read for line in read.lines):

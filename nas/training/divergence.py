@@ -79,8 +79,8 @@ class Readings:
     """A queue of the numbers (loss, penalty, gradient norm) of steps that the host has not read yet.
 
     Without a lag, the numbers of a step are read before weights change. With a lag, the device applies the rules of
-    `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks a rule and stays 1. Optimizers
-    with `halted` as `found_inf` then change nothing. The host finds out when it reads that step.
+    `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks a rule and stays 1. Optimizers of
+    torch that have it as their `found_inf` then change nothing. The host finds out when it reads that step.
 
     lag: number of steps that `take` leaves unread. losses, initial_loss: of earlier steps, as in `TrainingProgress`.
         least_initial: lower bound of the initial loss, nats per token.

@@ -121,7 +121,7 @@ def require_memory(memory: Memory, available: int | None, num_trials: int = 1) -
 
 
 def available_bytes(device: str) -> int | None:
-    """Return the free memory in bytes: of the GPU `device`, or of this machine; None if the system does not say."""
+    """Return the free bytes of memory: of the GPU `device`, or what machine and container allow; None if unknown."""
     return int(torch.cuda.mem_get_info(device)[0]) if torch.device(device).type == "cuda" else free_bytes()
 
 

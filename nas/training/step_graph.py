@@ -109,7 +109,7 @@ class OptimizerStep:
         return values
 
     def undo(self) -> None:
-        """Drop the gradients of a step that was only partly taken, and the deviations that its norms have seen."""
+        """Drop the gradients of a step that was only partly taken, and what each `FrozenNorm` recorded in it."""
         self.clear()
         forget_seen(self.objective.model)
 
