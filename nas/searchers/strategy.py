@@ -183,7 +183,7 @@ def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
     """Return the constructor of a searcher.
 
     Raises UserError for an unknown name, a module or class that is missing, or a class that is no `Strategy`; the
-    constructor raises it for a sampler that `OptunaStrategy` refuses. An error in a module of one's own is not caught.
+    constructor raises it for a sampler that `OptunaStrategy` refuses. Other errors of one's own module are not caught.
     """
     check_searcher(name)
     module, _, attribute = SEARCHERS.get(name, name).partition(":")
