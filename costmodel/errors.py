@@ -5,9 +5,9 @@ OSError and MemoryError (exit code 1), ArgumentError (2) and Ctrl-C (130) are re
 
 
 class UserError(ValueError):
-    """Bad input, described in one line: subject, rule, value and, unless it is plain, remedy. Exit code 2.
+    """Bad input, described in one line: what is wrong, the rule, the value given and, if not obvious, the remedy.
 
-    Where possible, it is raised before anything is written.
+    Exit code 2. Where possible, it is raised before anything is written.
     """
 
 

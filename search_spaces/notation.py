@@ -132,7 +132,10 @@ def parse_deployed(text: str, base: Architecture) -> Architecture:
 
 
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
-    """Return the name from the papers if there is one, else layer codes; `parse` with the same base reads it back."""
+    """Return the name from the papers if there is one, else layer codes.
+
+    `parse`, or `parse_deployed` for a folded architecture, reads it back with the same base.
+    """
     text = _paper_name(architecture) or placement(architecture)
     if wrapper := architecture.block_facts.wrapper:
         text = f"{wrapper}({text})"

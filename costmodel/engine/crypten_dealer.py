@@ -140,9 +140,9 @@ def _binary(share: Tensor) -> Any:
 
 
 class Masks(Provider):
-    """A party's masks, drawn from its seed, and its shares of their products.
+    """A party's shares of masks, drawn from its seed, and of the masks' products.
 
-    The server draws these shares too; the client receives them from the dealer.
+    The server draws the latter too; the client receives them from the dealer.
     """
 
     def __init__(self, rank: int, draws: Draws | CardDraws, peers: Peers) -> None:

@@ -88,7 +88,7 @@ def sources_digest() -> str:
 
 
 def difference(ours: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> str | None:
-    """Return a line that names the first difference between the terms of parties `rank` and `peer`; None if equal."""
+    """Return a line on the first of party `rank`'s terms that party `peer` lacks or has otherwise; None without one."""
     for name, value in ours.items():
         if (other := theirs.get(name, "an unknown one")) != value:
             plain = str(other)[:80].encode("unicode_escape").decode()  # it may hold what controls a terminal

@@ -45,7 +45,7 @@ class Operand(NamedTuple):
 
     @property
     def is_masked(self) -> bool:
-        """Whether semi2k opens the operand under a mask, which can then be kept for later runs."""
+        """Whether it is a hidden factor of matrix products, whose mask semi2k can keep for later runs."""
         return isinstance(self.node.op, MASKED) and self.node.op.hides_weights and self.suffix == "weight"
 
 

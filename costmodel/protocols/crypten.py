@@ -71,9 +71,10 @@ def square(elements: int) -> Comm:
 
 
 def quotient(elements: int) -> Comm:
-    """Return the cost of dividing `elements` numbers by a public number, off by at most 2 units in the last place.
+    """Return the cost of dividing `elements` numbers by a public number.
 
-    Source: `costmodel.engine.crypten_arrays`, as for the functions below that name `crypten_arrays`.
+    Quotients are off by at most 2 units in the last place. Source: `costmodel.engine.crypten_arrays`, also where
+    functions below name `crypten_arrays`.
     """
     return opened(elements, 2 * elements)
 

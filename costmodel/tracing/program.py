@@ -86,7 +86,7 @@ class Program:
 
     def split_product(self, node: FxNode) -> tuple[FxNode, Any]:
         """Return the secret and the public operand of a product, or of secret / public; (None, None) otherwise."""
-        if kind(node) not in FACTORS:
+        if kind(node) not in FACTORS or node.kwargs.get("rounding_mode"):
             return None, None
         first, second = node.args[:2]
         if first in self.secret and second not in self.secret:

@@ -40,9 +40,9 @@ LN_2 = tl.constexpr(0.6931471805599453)
 def attend(queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return causal attention and the entropy of its rows in nats (fp32); both have gradients.
 
-    queries, keys, values and the output are batch x heads x T x head_dim, and in the type of the values, to which
-    queries and keys are cast. The entropy is batch x heads x T. temperature: heads x T, positive, or None for 1; row i
-    of head h of the scores, q . k / sqrt(head_dim), is divided by entry h, i.
+    queries, keys, values and the output are batch x heads x T x head_dim. Queries and keys are cast to the type of the
+    values, which the output has too. The entropy is batch x heads x T. temperature: heads x T, positive, or None for 1;
+    row i of head h of the scores, q . k / sqrt(head_dim), is divided by entry h, i.
 
     Raises UserError for head_dim above 128, or values of a type other than fp32, bf16 and fp16.
     """

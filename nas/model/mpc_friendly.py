@@ -29,9 +29,9 @@ def query_scale(form: str) -> float:
 class ScoreBound(nn.Module):
     """A number per head that is subtracted from the scores before they are normalised.
 
-    For form `power8` it is learned and starts at -0.5. For `bounded` it starts at 0 and is set by
-    `nas.conversion.score_bounds`: it limits exponentials in private inference, and does not change the exact softmax
-    that torch computes in place of a bounded one.
+    For form `power8` it is learned, starts at -0.5, and is rescaled with the queries by `nas.conversion.score_bounds`.
+    For `bounded` it starts at 0 and is set there: it limits exponentials in private inference, and does not change the
+    exact softmax that torch computes in place of a bounded one.
     """
 
     weight: Tensor

@@ -32,9 +32,9 @@ SEARCHERS: dict[str, str] = {  # module and class, imported when first needed
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A training that a searcher asks for: a training of a new member, or the final training of an evaluated one.
+    """A training to do: of a new member, the final one of an evaluated member, or of a baseline or a further seed.
 
-    The schedule sets the fields after `expected`.
+    A searcher asks for the first two, and the schedule for the others. It sets the fields after `expected`.
 
     Attributes:
         is_proxy: whether it is a low-fidelity evaluation, which stops at the first rung.

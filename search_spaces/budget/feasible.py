@@ -112,7 +112,10 @@ class FeasibleSpace:
 
     @property
     def latency_s_bounds(self) -> tuple[float, float]:
-        """Exclusive lower and inclusive upper bound of latency, in seconds; both are 0 without a bound on latency."""
+        """Exclusive lower and inclusive upper bound of latency as counted, which may be rounded up, in seconds.
+
+        Both are 0 without a bound on latency.
+        """
         above, limit = max(0, self.paths.above) * self.step[0], self.paths.limit[0] * self.step[0]
         return above / UNITS_PER["latency_s"], limit / UNITS_PER["latency_s"]
 

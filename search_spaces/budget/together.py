@@ -35,9 +35,10 @@ class Tree(NamedTuple):
 def sums_together(costs: Ints, others: Ints, limit: Cost, weights: Ints, max_steps: float = math.inf) -> Ints | None:
     """Return, for each row of `costs`, the summed weights of the rows of `others` that fit the limit together with it.
 
-    costs, others: rows x measures. limit: greatest sum of a row of `costs` and one of `others`, by measure. weights:
-    columns x rows of `others`, from 0 to 2^40, whose sums must fit in 63 bits. The result has columns x rows of
-    `costs`; it is None if more than `max_steps` comparisons and additions of rows are needed.
+    costs, others: rows x measures; `others` has at least one row. limit: greatest sum of a row of `costs` and one of
+    `others`, by measure. weights: sets of weights x rows of `others`, each from 0 to 2^40; their sums must fit in 63
+    bits. The result is sets x rows of `costs`. It is None if an estimate of the comparisons and additions of rows
+    exceeds `max_steps`.
     """
     if not len(costs):
         return weights[:, :0]

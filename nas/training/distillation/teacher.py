@@ -226,7 +226,8 @@ class LiveTeacher(Teacher):
     """A parent that runs beside the model it teaches. Nothing is stored; predictions cover the whole vocabulary.
 
     model: the parent, whose linears are converted to bf16 if `lowered`.
-    lowered: whether factors of products are rounded to bf16; hidden states, norms and logits are in fp32 either way.
+    lowered: whether factors of products are rounded to bf16; results of norms and logits are in fp32 either way, and
+        the hidden states that a candidate is compared with in fp16.
     layer_function: calls a layer, such as compiled code.
     """
 

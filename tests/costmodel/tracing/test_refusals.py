@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from torch import nn
 
 from costmodel.errors import UserError
@@ -39,6 +40,11 @@ class Needs(nn.Module):
         return self.missing(tokens)
 
 
+class Halves(nn.Module):
+    def forward(self, hidden):
+        return torch.div(hidden, 2, rounding_mode="floor")
+
+
 EXPERTS = (
     "model 'm' has operations on secret values that no op stands for: aten.topk.default (2x, in "
     "model.layers.0.mlp.gate, model.layers.1.mlp.gate); it chooses experts by secret scores; "
@@ -62,6 +68,11 @@ STACKS = (
         (mamba, STATES),
         (t5, STACKS.format("T5ForConditionalGeneration", "encoder, decoder")),
         (bart, STACKS.format("BartForConditionalGeneration", "model.encoder, model.decoder")),
+        (
+            lambda: nn.Sequential(nn.Embedding(VOCAB, 32), Halves()),
+            "model 'm' has operations on secret values that no op stands for: aten.div.Tensor_mode (1x, in 1); spell "
+            "the modules out in known ops, or add ops for them as CONTRIBUTING.md says.",
+        ),
         (
             lambda: "gpt2",
             "'m' must be an Architecture or a torch.nn.Module, but is str; let the factory return the model itself.",
