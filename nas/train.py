@@ -182,26 +182,19 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
     if resumed is None:
         config = replace(config, recipe=on_device(config.recipe, device, _scale(config, parent)))
     elif is_training(resumed):
-        _require_same(source, config, resumed)
+        _require_same(start, parent, config, resumed)
     candidate = _candidate(config, parent, source)
-    if parent is not None and start is not None and candidate.initial_architecture != candidate.trained:
-        raise UserError(
-            f"--init-from beside --parent must start an architecture that keeps all sub-layers of the parent, but "
-            f"{config.arch} removes some, which would begin anew; drop one of the two flags."
-        )
+    initial = None if start is None else _given_weights(start, parent, candidate, config)
     memory, scale = training_memory(candidate, device), candidate.recipe.scale
     require_memory(memory, available_bytes(device))
+    vocab_size = candidate.trained.vocab_size
     corpus, read = training_corpus(
-        config.data,
-        source,
-        vocab_size=candidate.trained.vocab_size,
-        seq_len=scale.seq_len,
-        tokens=scale.tokens,
+        config.data, source, vocab_size=vocab_size, seq_len=scale.seq_len, tokens=scale.tokens
     )
     if source is not None:
         require_vocabulary(source, str(config.parent or config.init_from), corpus)
     check(candidate, corpus)
-    folder = resumed or _new_folder(config, output_dir, candidate, corpus, source, read)
+    folder = resumed or _new_folder(config, output_dir, candidate, corpus, source, start or source, read)
     ngrams = read_training(folder).ngrams if is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
@@ -210,16 +203,14 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
     console.print(f"{memory.line}, on {torch.device(device).type}")
     if source is not None:
         console.print(begin_line(corpus.begin_of_text, rule))
-    initial, teacher = None, None
+    teacher = None
     if parent is not None:
         loss = validate(parent.decoder().to(device), corpus, scale).loss
         console.print(f"the parent, {parent.name}: validation perplexity {math.exp(loss):.3f}")
-        if start is None:
+        if initial is None:
             with share_progress(console, "training the sub-layers of the candidate") as on_progress:
                 initial = initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
         teacher = teacher_of(parent, corpus, candidate.recipe, device)
-    if start is not None:
-        initial = transferred(start.architecture, start.weights, candidate.initial_architecture)
     records = partial(
         train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
     )
@@ -255,17 +246,37 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _require_same(source: Pretrained | None, config: TrainConfig, folder: Path) -> None:
-    """Raise UserError if a training is resumed with other weights than it started from."""
+def _given_weights(
+    start: Pretrained, parent: Parent | None, candidate: Candidate, config: TrainConfig
+) -> dict[str, torch.Tensor]:
+    """Return the first weights of a candidate by --init-from. Raises UserError if it or --parent does not fit them."""
+    if parent is not None and candidate.initial_architecture != candidate.trained:
+        raise UserError(
+            f"--init-from beside --parent must start an architecture that keeps all sub-layers of the parent, but "
+            f"{config.arch} removes some, which would begin anew; drop one of the two flags."
+        )
+    ours, theirs = (model and model.tokenizer and model.tokenizer.json for model in (start, parent and parent.model))
+    if parent is not None and ours != theirs:
+        raise UserError(
+            f"--init-from {config.init_from} must have the tokenizer of --parent {config.parent}, but has not; start "
+            f"from a training with this parent."
+        )
+    return transferred(start.architecture, start.weights, candidate.initial_architecture)
+
+
+def _require_same(start: Pretrained | None, parent: Parent | None, config: TrainConfig, folder: Path) -> None:
+    """Raise UserError if a training is resumed with other weights than it started from, or another parent."""
     training = read_training(folder)
     distillation = training.candidate.recipe.distillation
-    began = training.source or (distillation and distillation.parent)
-    if source is not None and began is not None and (now := digest_of(source)) != began:
-        flag, name = ("--parent", config.parent) if config.parent else ("--init-from", config.init_from)
-        raise UserError(
-            f"{flag} {name} of {folder} must be the model {began} that it started from, but is {now} now; restore it, "
-            f"or start a new training."
-        )
+    for flag, name, model, began in (
+        ("--init-from", config.init_from, start, training.source),
+        ("--parent", config.parent, parent and parent.model, distillation and distillation.parent),
+    ):
+        if model is not None and began is not None and (now := digest_of(model)) != began:
+            raise UserError(
+                f"{flag} {name} of {folder} must be the model {began} that it started from, but is {now} now; restore "
+                f"it, or start a new training."
+            )
 
 
 def _new_folder(
@@ -274,6 +285,7 @@ def _new_folder(
     candidate: Candidate,
     corpus: Corpus,
     source: Pretrained | None,
+    start: Pretrained | None,
     read: tuple[Reading, ...],
 ) -> Path:
     now, scale = datetime.now(UTC), candidate.recipe.scale
@@ -296,7 +308,7 @@ def _new_folder(
             seed=config.seed,
         ),
         begin_of_text=None if corpus.begin_of_text is None else corpus.begin_of_text.token,
-        source=source and digest_of(source),
+        source=start and digest_of(start),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")
     if os.path.isdir(folder) and os.access(folder, os.R_OK) and any(folder.iterdir()):

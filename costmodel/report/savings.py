@@ -43,7 +43,7 @@ def savings(
     context: int | None = None,
     makes_masks: bool = False,
 ) -> tuple[Saving, ...]:
-    """Return savings, each of which lowers the latency that those before it leave by at least the share `LEAST`.
+    """Return savings in order; each lowers the latency that remains after those before it by at least a share `LEAST`.
 
     Each one saves most of those left, but savings that reveal or assume something come last, in a fixed order. There
     are none for a graph that has no `TokenEmbedding` or cannot be priced. Costs are per new token of a sequence. Raises
@@ -76,8 +76,7 @@ def savings(
             return None
         return shared_price(total_price(prices), new_tokens * deployment.batch)
 
-    has_tokens = any(isinstance(node.op, ops.TokenEmbedding) for node in whole(prompt_len))
-    if not has_tokens or (now := price({})) is None:
+    if not any(isinstance(node.op, ops.TokenEmbedding) for node in whole(prompt_len)) or (now := price({})) is None:
         return ()
     found: list[Saving] = []
     made: dict[str, Any] = {}

@@ -80,7 +80,7 @@ class FoldCheck:
 
     @property
     def keeps_precision(self) -> bool:
-        """Whether the folded model fits, equals the trained one in single precision, and is accurate in fixed point.
+        """Whether the folded model equals the trained one in single precision, fits fixed point, and is accurate in it.
 
         Models are equal if `why_not_equal` returns None. `fixed_error` may be at most twice `trained_fixed_error` plus
         `resolution`. False if an error is NaN.

@@ -20,7 +20,6 @@ from nas.storage import replace_file
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"  # where transformers looks for the token after a document
 GENERATION_FILE = "generation_config.json"  # where transformers looks for the tokens that end a text
-GENERATION = "must be a mapping of settings for generation"
 END_OF_TEXT = "<|endoftext|>"  # after every document, as in GPT-2
 TOKENIZER_BYTES = 100_000_000  # of training text for the tokenizer: merges settle long before
 PIECE_CHARACTERS = 1 << 20  # longer documents are encoded in pieces of whole lines, which bounds memory
@@ -233,8 +232,9 @@ def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
         end = eos.get("content") if isinstance(eos, dict) else eos  # in some models of transformers it is a mapping
         if not isinstance(end, str):
             raise UserError(f"{path} {rule}; restore it.")
-    if (folder / GENERATION_FILE).is_file() and not isinstance(read_json(folder / GENERATION_FILE, GENERATION), dict):
-        raise UserError(f"{folder / GENERATION_FILE} {GENERATION}; restore it.")
+    path, rule = folder / GENERATION_FILE, "must be a mapping of settings for generation"
+    if path.is_file() and not isinstance(read_json(path, rule), dict):
+        raise UserError(f"{path} {rule}; restore it.")
     files = tuple((name, read_bytes(folder / name, MOST_JSON)) for name in KEPT_FILES if (folder / name).is_file())
     content = read_text(folder / TOKENIZER_FILE, MOST_JSON)
     return GivenTokenizer(name=name, json=content, end_of_text=end, files=files)

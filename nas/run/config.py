@@ -170,6 +170,11 @@ class StudyConfig(BudgetOptions):
                 f"but got {self.budget_latency!r}."
             )
 
+    @property
+    def short_finetune(self) -> bool:
+        """Whether candidates train on far fewer tokens than their parent did (`SearchProblem.short_finetune`)."""
+        return self.scale == "parent"
+
     def setting_of(self, protocol: str) -> Setting | None:
         """Return the setting of a protocol with the study's `weights` and `weight_masks`; None if neither is given.
 

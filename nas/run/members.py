@@ -148,7 +148,7 @@ def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
 
 
 def in_noise(front: Sequence[TrainedMember]) -> tuple[bool, ...]:
-    """Whether each member of a front, cheapest first, was compared with its cheaper neighbour and is not better."""
+    """For each member of a front, cheapest first: whether a comparison with the next cheaper showed it no better."""
     inside = [verdict(costlier, cheaper) in ("worse", "no difference shown") for cheaper, costlier in pairwise(front)]
     return tuple([False][: len(front)] + inside)
 

@@ -58,7 +58,6 @@ def new_meta(
         tokens=scale.seen_tokens if parent is None else None,
         seed=config.seed,
     )
-    prior = priors_of(short_finetune=config.scale == "parent")
     return Meta(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
@@ -75,7 +74,7 @@ def new_meta(
         base=feasible.space.base,
         recipe=recipe,
         withheld=feasible.space.definition.withheld,
-        prior=prior._asdict() if config.searcher == "trellis" else {},
+        prior=priors_of(short_finetune=config.short_finetune)._asdict() if config.searcher == "trellis" else {},
         held_out=corpus.held_out,
         read=read,
         parent=parent and parent_result(parent, corpus, scale, feasible, device),

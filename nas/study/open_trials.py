@@ -221,7 +221,7 @@ def search_problem(
         reference_loss=reference_loss,
         parent=None if distillation is None else parent_architecture(distillation, feasible.space.base),
         parent_loss=None if parent is None else parent.val_loss,
-        short_finetune=config.scale == "parent",
+        short_finetune=config.short_finetune,
         blocks=blocks,
     )
 

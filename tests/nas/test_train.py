@@ -118,8 +118,22 @@ def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, cap
     assert train.main([*learned, "--recipe.scale.learning-rate", "1e-12", "--output-dir", str(tmp_path / "on")]) == 0
     ends = [(tmp_path / name / "metrics.csv").read_text().rsplit(",", 1)[1] for name in ("SM+LN", "on")]
     assert float(ends[1]) == pytest.approx(float(ends[0]), rel=1e-6)
+    resumed, text = tmp_path / "on" / "train.yaml", (tmp_path / "on" / "train.yaml").read_text()
+    assert train.main(["--resume", str(resumed.parent)]) == 0
+    resumed.write_text(text.replace(str(tmp_path / "SM+LN"), str(folder)))
+    assert train.main(["--resume", str(resumed.parent)]) == 2
+    assert f"--init-from {folder} of {resumed.parent} must be the model" in capsys.readouterr().err
+    (tmp_path / "text").mkdir()
+    for number in range(30):
+        words = " ".join(f"{number}th text, with a tokenizer of its own {at * number}" for at in range(40))
+        (tmp_path / "text" / f"{number}.txt").write_text(words)
+    apart = ["SM+LN", *SMOKE, "--data", str(tmp_path / "text"), "--parent", "none"]
+    assert train.main([*apart, "--output-dir", str(tmp_path / "apart")]) == 0
+    assert train.main([*learned[:-1], str(tmp_path / "apart"), "--output-dir", str(tmp_path / "removed")]) == 2
+    assert "must have the tokenizer of --parent" in capsys.readouterr().err
     assert train.main(["1xLSLRo-1xooLRo", *learned[1:], "--output-dir", str(tmp_path / "removed")]) == 2
     assert "--init-from beside --parent must start an architecture that keeps all" in capsys.readouterr().err
+    assert not (tmp_path / "removed").exists()
     export.export(str(folder), fold=True, format="mpc")
     assert (folder / "exports" / f"{facts['arch_id']}-folded-mpc" / "graph.json").exists()
 

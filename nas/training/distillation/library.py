@@ -253,10 +253,9 @@ def block_scores(
 ) -> BlockScores:
     """Return the block scores of the sub-layers of `layers` at every depth of the parent; cached scores are reused.
 
-    first_depth: depth of the first layer, from 0, that may be replaced; before it, only the parent's own sub-layers
-        are returned, with score 0. keep: whether to save the trained sub-layers (`Library`); those with a cached score
-        that are not saved are trained again. on_progress: called with the share, from 0 to 1, of the missing scores
-        that are computed.
+    first_depth: first layer, from 0, that may be replaced; of those before it only the parent's own sub-layers are
+        returned, with score 0. keep: whether to save the trained sub-layers (`Library`); any that are not saved yet
+        are trained again. on_progress: called with the computed share, from 0 to 1, of the missing scores.
     Raises UserError if the corpus is too short, the cache is damaged or a score is not finite; OSError if sub-layers or
     large temporary files cannot be written. Scores that cannot be cached are only returned.
     """

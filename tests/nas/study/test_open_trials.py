@@ -90,7 +90,7 @@ def test_a_searcher_knows_the_parent_and_the_loss_to_beat(study, ngrams) -> None
     alone, taught = study(None), study()
     trigram = replace(taught.meta, ngrams=ngrams)
     scratch = replace(alone.meta, parent=None)
-    at_own_size: Any = SimpleNamespace(scale="parent")
+    at_own_size: Any = SimpleNamespace(scale="parent", short_finetune=True)
     for config, meta, loss, parent_loss in (
         (CONFIG, scratch, 6.0, None),
         (CONFIG, trigram, ngrams.losses[2], 2.5),
