@@ -273,8 +273,8 @@ def take_part(commands: Commands, answers: Answers, progress: Progress) -> None:
     """Wait for the command `begin`, and run that job to its end; if it fails, report the error and end the process."""
     first, *weights = commands.get().blobs
     assignment: Assignment = pickle.loads(first)
-    os.chdir(answers.folder / JOB)  # the engine writes the masks that it keeps here
     try:
+        os.chdir(answers.folder / JOB)  # the engine keeps its masks here; the parent may be gone, and so the folder
         party, left = join(assignment, weights, answers, progress), {}
         if assignment.rank == CLIENT:
             lead(party, commands, answers)

@@ -338,6 +338,16 @@ def test_parties_end_with_their_parent_and_delete_their_folder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.needs_engine
+def test_a_party_without_the_folder_of_its_job_deletes_its_own():
+    """As where another thread, which saw the parent end, has already deleted the first, and is at the second."""
+    with own_children(), children.child_of(1) as child:
+        child.tell("begin", relu().client, None)
+        assert "FileNotFoundError" in child.channel.receive().header["error"]
+        assert child.process.wait(60) == 1
+        assert not child.folder.exists()
+
+
 def test_the_last_words_of_a_killed_engine_are_not_its_profile():
     profile = "[info] [api.cc:233] Link details: total send bytes 0, recv bytes 0, send actions 0, recv actions 0\n"
     assert children.last_words(profile) == "no output"
