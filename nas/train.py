@@ -2,15 +2,11 @@
 
 import math
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 import torch
@@ -211,12 +207,21 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
             with share_progress(console, "training the sub-layers of the candidate") as on_progress:
                 initial = initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
         teacher = teacher_of(parent, corpus, candidate.recipe, device)
-    records = partial(
-        train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
-    )
-    with bugs_reported(folder, f"continue with --resume {folder}"), locked(folder), deferred_interrupt() as stop:
+    del parent, start, source  # their weights are not needed any more
+    with bugs_reported(folder, f"continue with --resume {folder}"), locked(folder), cli.deferred_interrupt() as stop:
+        records = train(
+            candidate,
+            corpus,
+            seed=config.seed,
+            folder=folder,
+            device=device,
+            initial=initial,
+            teacher=teacher,
+            stop=stop,
+        )
+        del initial, teacher  # `records` has them, as long as it needs them
         try:
-            for record in records(stop=stop):
+            for record in records:
                 _report(record, candidate, ngrams, folder, console)
             if stop():
                 raise KeyboardInterrupt
@@ -227,23 +232,6 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
             raise StoppedError(f"{candidate.name}: {error}") from error
         except OSError as error:
             raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
-
-
-@contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed; a second Ctrl-C interrupts. Main thread only."""
-    pressed = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _given_weights(

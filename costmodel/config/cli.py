@@ -14,13 +14,14 @@ import signal
 import sys
 import warnings
 from argparse import SUPPRESS, Action, ArgumentError
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import pairwise
 from keyword import iskeyword
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TypeAlias, cast
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, auto_cli
@@ -154,6 +155,23 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
         components = {arguments[0]: commands[arguments[0]]}  # the flags of the others take a tenth of a second
     action = partial(auto_cli, components, args=arguments, prog=prog, parser_class=Parser)
     sys.exit(guarded(action, debug=DEBUG in arguments))
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether Ctrl-C was pressed; a second Ctrl-C interrupts. Main thread only."""
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:

@@ -1,6 +1,4 @@
 import fcntl
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +9,6 @@ import pytest
 
 from nas import provenance, storage
 from nas.storage import LOCK_FILE, is_running, locked, replace_file
-from nas.train import deferred_interrupt
 
 HOLD = """
 import sys
@@ -77,21 +74,6 @@ def test_of_two_writers_the_last_ones_file_is_whole(tmp_path, monkeypatch):
     replace_file(path, "ours")
     assert path.read_text() == "ours"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def press() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_the_first_ctrl_c_is_noted_and_the_second_interrupts():
-    before = signal.getsignal(signal.SIGINT)
-    with deferred_interrupt() as interrupted:
-        assert not interrupted()
-        press()
-        assert interrupted()
-        with pytest.raises(KeyboardInterrupt):
-            press()
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_source_folder_that_was_never_installed_has_versions(monkeypatch):

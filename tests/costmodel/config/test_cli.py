@@ -1,4 +1,6 @@
+import os
 import platform
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -228,3 +230,18 @@ def test_more_ctrl_c_while_a_command_ends_is_ignored():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_first_ctrl_c_is_noted_and_the_second_interrupts():
+    before = signal.getsignal(signal.SIGINT)
+    with cli.deferred_interrupt() as interrupted:
+        assert not interrupted()
+        press()
+        assert interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+    assert signal.getsignal(signal.SIGINT) is before
