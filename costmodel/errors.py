@@ -12,7 +12,7 @@ class UserError(ValueError):
 
 
 class UnpricedOpError(UserError):
-    """A protocol has no formula for an op, one of its forms or public weights; or a testbed lacks a unit of work."""
+    """A protocol has no formula for an op, one of its forms or public weights; or a testbed lacks a kind or unit."""
 
 
 class InfeasibleError(UserError):

@@ -85,13 +85,13 @@ class ModelSpec:
     def folded(self) -> "ModelSpec | None":
         """The folded model; None without `architecture`, or if folding would change what an option means.
 
-        It would if it removes layers while `public_layers` or `client_layers`, which number layers, is given.
+        It would if it removes layers while `public_layers`, or `client_layers` other than 0, numbers layers.
         """
         if self.architecture is None:
             return None
         left = deployed(self.architecture)
-        named = (self.deployment.public_layers, self.deployment.client_layers)
-        if named != (None, None) and left.num_layers != self.architecture.num_layers:
+        is_numbered = self.deployment.public_layers is not None or bool(self.deployment.client_layers)
+        if is_numbered and left.num_layers != self.architecture.num_layers:
             return None
         return replace(self, name=name_of(left), architecture=left, whole=partial(lower, left))
 

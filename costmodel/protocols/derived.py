@@ -170,7 +170,7 @@ def op_name(op: Op, weights: str) -> str:
 
 
 def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """Return an op's compute seconds, without start-up. A UserError is raised if the testbed lacks its kind or unit."""
+    """Return an op's compute seconds, without start-up. Raise UnpricedOpError if the testbed lacks its kind or unit."""
     if known := testbed.ops.get(op_name(op, weights)):
         return known.seconds
     measured = _measured(op, weights, testbed)
@@ -228,7 +228,8 @@ def _measured(op: Op, weights: str, testbed: ComputeTestbed) -> KindSeconds:
     name = name if name in testbed.kinds else UNMEASURED.get(name, name)
     if name not in testbed.kinds:
         missing = op_name(op, weights) if testbed.ops else name  # a testbed of single ops lacks an op
-        raise UserError(f"the testbed of protocol {testbed.protocol} has no seconds for {missing}; {_remedy(testbed)}")
+        line = f"the testbed of protocol {testbed.protocol} has no seconds for {missing}; {_remedy(testbed)}"
+        raise UnpricedOpError(line)
     return testbed.kinds[name]
 
 

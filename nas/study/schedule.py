@@ -131,10 +131,11 @@ class TrialSchedule:
 
     @property
     def num_evaluated(self) -> int:
-        """Number of candidates whose low-fidelity evaluation was proposed, and that can still be promoted."""
+        """Number of candidates whose low-fidelity evaluation was proposed and not skipped, and that can be promoted."""
         ends = {proposal.index for proposal in self.proposals if not proposal.is_proxy}
         ended = {index for index, _ in self.results}  # evaluations that diverged or failed
-        return len({proposal.index for proposal in self.proposals} - ends - ended)
+        skipped = {proposal.index for proposal in self._skipped}
+        return len({proposal.index for proposal in self.proposals} - ends - ended - skipped)
 
     def tell(self, result: Observation) -> None:
         """Receive the result of a training that `ask` returned."""

@@ -30,7 +30,8 @@ from nas.training.device import layer_function
 
 LOGITS_AT_A_TIME = 1 << 22  # 16 MiB of fp32, or the logits of one sequence if these are more
 RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])  # a likely token
-MOST_CACHED_SHARE = 1 / 4  # of the free disk space, for one cache file
+MOST_CACHED_SHARE = 1 / 4  # of the free disk space, for what is still to be written to one cache file
+BLOCK_BYTES = 512  # unit of `st_blocks`
 STREAM = np.dtype("<f2")  # of a normalised hidden state; its rounding is far below the errors of candidates
 WRITTEN = b"\x01"  # follows a record in the cache file once the record is complete
 
@@ -265,8 +266,8 @@ class LiveTeacher(Teacher):
 def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:
     """Return the parent as a teacher: on a GPU it runs with the model; on a CPU its outputs are cached.
 
-    Predictions and hidden states each have a cache file in the corpus's folder. A file that would take more than a
-    quarter of the free disk space is not created. recipe: must have a distillation schedule.
+    Predictions and hidden states each have a cache file in the corpus's folder. A file that would grow by more than a
+    quarter of the free disk space is not used. recipe: must have a distillation schedule.
     """
     lowered = recipe.precision == "bfloat16"
     if torch.device(device).type != "cpu":
@@ -287,6 +288,7 @@ def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> T
 
 
 def _cache_path(corpus: Corpus, name: str, num_bytes: int) -> Path | None:
-    """Return the path of a cache file, or None if it is new and would take too much of the free disk."""
+    """Return the path of a cache file, or None if its records that are not written yet would take too much disk."""
     path = Path(corpus.folder) / name
-    return path if path.exists() or num_bytes <= MOST_CACHED_SHARE * disk_usage(corpus.folder).free else None
+    written = path.stat().st_blocks * BLOCK_BYTES if path.exists() else 0  # its size counts gaps between records too
+    return path if num_bytes - written <= MOST_CACHED_SHARE * disk_usage(corpus.folder).free else None

@@ -98,3 +98,10 @@ def test_bad_input_is_one_line(model, keywords, message):
     with pytest.raises(costmodel.UserError, match=message) as refused:
         costmodel.price(model, **keywords)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("whose", "is_folded"), [({}, True), ({"client_layers": 0}, True), ({"client_layers": 1}, False)]
+)
+def test_layers_that_folding_removes_only_matter_to_what_counts_layers(whose, is_folded):
+    assert (costmodel.price("1xlSlRo-1xooooo", base="tiny", **whose).deployed is not None) is is_folded

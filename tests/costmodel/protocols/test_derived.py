@@ -8,6 +8,7 @@ import pytest
 from costmodel import ops
 from costmodel.calibration.microbenchmark import plan
 from costmodel.config.files import load_file
+from costmodel.errors import UnpricedOpError
 from costmodel.estimate import ENGINE, estimate
 from costmodel.network import NETWORKS
 from costmodel.ops import Node, OpGraph, shape
@@ -243,7 +244,7 @@ def test_errors_grow_by_the_held_out_one_for_each_doubling_unless_an_op_was_meas
     ],
 )
 def test_a_testbed_names_the_op_or_kind_that_it_lacks_and_how_to_measure_it(lacking, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UnpricedOpError, match=message):
         seconds_of(ops.Relu(rows=2, features=3), "secret", a_testbed(kinds={}, **lacking))
 
 

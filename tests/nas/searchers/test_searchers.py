@@ -191,6 +191,15 @@ def test_evaluated_candidates_are_promoted_under_their_index_whatever_arrives_fi
     assert run_schedule(looking(feasible, known=whole[:kept]), told, lambda count: 0) == whole
 
 
+def test_an_evaluation_that_was_skipped_does_not_count(feasible):
+    plan = looking(feasible)
+    asked = [plan.ask() for _ in range(2)]
+    assert None not in asked
+    assert plan.num_evaluated == len(plan.proposals)
+    plan.skip(asked[1])
+    assert plan.num_evaluated == len(plan.proposals) - 1
+
+
 def test_an_evaluation_has_its_deviation_until_the_final_training_ends(feasible):
     plan = looking(feasible)
     run_schedule(plan, partial(evaluated, feasible), lambda count: 0)

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,20 @@ def test_records_that_are_not_whole_or_not_there_are_computed_anew(model, tmp_pa
     assert equal(CachedTeacher(Refusing(model.architecture), 16, path).predictions([0, 1], INPUTS[:2]), plain)
     made = CachedTeacher(model, 16, tmp_path / "missing" / "kept")
     assert equal(made.predictions([0], INPUTS[:1]), CachedTeacher(model, 16).predictions([0], INPUTS[:1]))
+
+
+def test_a_cache_may_grow_by_a_quarter_of_the_free_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher, "disk_usage", lambda folder: SimpleNamespace(free=400_000))
+    corpus: Any = SimpleNamespace(folder=tmp_path)
+    assert teacher._cache_path(corpus, "new.bin", 100_000) == tmp_path / "new.bin"
+    assert teacher._cache_path(corpus, "new.bin", 100_001) is None
+    with (tmp_path / "old.bin").open("wb") as file:
+        file.truncate(1 << 20)  # a gap, which takes no disk
+        assert teacher._cache_path(corpus, "old.bin", 100_001) is None
+        file.write(bytes(50_000))
+        file.flush()
+    assert teacher._cache_path(corpus, "old.bin", 140_000) == tmp_path / "old.bin"
+    assert teacher._cache_path(corpus, "old.bin", 200_000) is None
 
 
 def test_sequences_are_predicted_together_as_far_as_memory_says(model, monkeypatch):
