@@ -3,9 +3,10 @@
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,9 @@ from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
 from nas.conversion.parent import Parent, digest_of, require_fit
 from nas.conversion.pretrained import Pretrained, require_vocabulary
+from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.transfer import transferred
+from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import OWN_RULE, Reading
 from nas.corpus.ngrams import NgramBaseline, ngram_baseline
@@ -28,7 +31,7 @@ from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
 from nas.model.weights import chosen_linears
 from nas.provenance import versions
-from nas.recipe.candidate import Candidate, candidate_at
+from nas.recipe.candidate import Candidate, candidate_at, candidate_id
 from nas.recipe.overrides import RecipeChanges, add_recipe_flags, changed
 from nas.recipe.recipe import (
     SCALES,
@@ -44,8 +47,9 @@ from nas.report.progress import logged_to, share_progress
 from nas.report.summary import mark, ngram_lines
 from nas.run.config import NO_PARENT
 from nas.storage import RUNS, locked, newest, replace_file
-from nas.study.parent import find_initial, find_parent
+from nas.study.parent import deployable, find_initial, find_parent
 from nas.study.resolve import training_corpus
+from nas.training import checkpoint
 from nas.training.batches import check, validate
 from nas.training.device import Device, on_device, usual_device
 from nas.training.distillation.library import initial_weights
@@ -171,6 +175,31 @@ def run(args: Sequence[str], console: Console) -> None:
 
 
 def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, device: str) -> None:
+    candidate, corpus, folder, start = _prepared(config, resumed, output_dir, console, device)
+    ngrams = read_training(folder).ngrams if is_training(folder) else None
+    with bugs_reported(folder, f"continue with --resume {folder}"), locked(folder), cli.deferred_interrupt() as stop:
+        records = start(stop=stop)
+        del start  # it holds the weights to start from
+        try:
+            for record in records:
+                _report(record, candidate, ngrams, folder, console)
+            if stop():
+                raise KeyboardInterrupt
+            for line in _out_of_range(candidate, corpus, folder):
+                console.print(f"in fixed point: {line}")
+        except KeyboardInterrupt:
+            console.print(f"continue with --resume {folder}")
+            raise
+        except TooLargeError as error:
+            raise StoppedError(f"{candidate.name}: {error}") from error
+        except OSError as error:
+            raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
+
+
+def _prepared(
+    config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, device: str
+) -> tuple[Candidate, Corpus, Path, Callable[..., Iterator[RungRecord | Outcome]]]:
+    """Return the candidate, its corpus, the folder of its training, and `train` with all arguments except `stop`."""
     rule = config.begin_of_text
     parent = None if config.parent is None else find_parent(config.parent, rule)
     start = find_initial(config.init_from, rule) if config.init_from else None
@@ -191,7 +220,6 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
         require_vocabulary(source, str(config.parent or config.init_from), corpus)
     check(candidate, corpus)
     folder = resumed or _new_folder(config, output_dir, candidate, corpus, source, start or source, read)
-    ngrams = read_training(folder).ngrams if is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
         f"{corpus.tokenizer}, {corpus.split}"
@@ -207,31 +235,17 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
             with share_progress(console, "training the sub-layers of the candidate") as on_progress:
                 initial = initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
         teacher = teacher_of(parent, corpus, candidate.recipe, device)
-    del parent, start, source  # their weights are not needed any more
-    with bugs_reported(folder, f"continue with --resume {folder}"), locked(folder), cli.deferred_interrupt() as stop:
-        records = train(
-            candidate,
-            corpus,
-            seed=config.seed,
-            folder=folder,
-            device=device,
-            initial=initial,
-            teacher=teacher,
-            stop=stop,
-        )
-        del initial, teacher  # `records` has them, as long as it needs them
-        try:
-            for record in records:
-                _report(record, candidate, ngrams, folder, console)
-            if stop():
-                raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            console.print(f"continue with --resume {folder}")
-            raise
-        except TooLargeError as error:
-            raise StoppedError(f"{candidate.name}: {error}") from error
-        except OSError as error:
-            raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
+    where = partial(train, candidate, corpus, seed=config.seed, folder=folder, device=device)
+    return candidate, corpus, folder, partial(where, initial=initial, teacher=teacher)
+
+
+def _out_of_range(candidate: Candidate, corpus: Corpus, folder: Path) -> tuple[str, ...]:
+    """Return a sentence for each layer of a finished training whose attention leaves the range of fixed point."""
+    last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
+    if last is None or LOG_SUMS.keys().isdisjoint(layer.attention for layer in candidate.trained.layers):
+        return ()
+    _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
+    return deployable(candidate, last, bounding_tokens(corpus, tokens))[2]
 
 
 def _given_weights(

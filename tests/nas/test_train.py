@@ -10,6 +10,7 @@ from costmodel.config.files import load_mapping
 from costmodel.errors import UserError
 from nas import export, train
 from nas.conversion.pretrained import read_export
+from nas.conversion.verified_fold import LOG_SUMS
 from nas.export import training_export
 from nas.model.decoder import build
 from nas.model.weights import load_deployed, load_stored
@@ -136,6 +137,15 @@ def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, cap
     assert not (tmp_path / "removed").exists()
     export.export(str(folder), fold=True, format="mpc")
     assert (folder / "exports" / f"{facts['arch_id']}-folded-mpc" / "graph.json").exists()
+
+
+def test_attention_that_leaves_fixed_point_is_named_at_the_end(source_files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("nas.conversion.score_bounds.LOG_SUMS", LOG_SUMS | {"power8": (0.0, 0.0)})
+    arguments = ["1xLPLRo-1xLSLRo", *SMOKE, "--parent", "none", "--data", source_files]
+    assert train.main([*arguments, "--output-dir", str(tmp_path / "out")]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("in fixed point: ")]
+    assert len(said) == 1
+    assert "layers.0.attention: sums of its rows of eighth powers are up to e^" in said[0]
 
 
 def test_a_training_of_another_version_is_refused_in_a_line(tmp_path):
