@@ -59,6 +59,7 @@ from nas.training.distillation.sub_layers import (
     to_csv,
     trained_sub_layers,
 )
+from nas.training.memory import raise_out_of_memory
 from search_spaces.architecture import Layer
 
 T = TypeVar("T")
@@ -126,14 +127,16 @@ def initial_weights(
     Without `blockwise_tokens` in the recipe, this is the result of `Parent.start`. With them, sub-layers that the
     parent lacks come from the library, their frozen norms are frozen from the start, and all other weights come from
     the parent. on_progress: called with the share, from 0 to 1, of the library's missing sub-layers that are trained.
-    Raises UserError if the candidate does not fit the parent, or the corpus has no sequence; OSError if writing fails.
+    Raises UserError if the candidate does not fit the parent, or the corpus has no sequence; OSError if writing fails;
+    TooLargeError if memory is too small.
     """
     recipe, source = candidate.recipe, parent.model
     if recipe.distillation is None or not recipe.distillation.blockwise_tokens:
         return parent.start(candidate, corpus)
     weights = transferred(source.architecture, source.weights, candidate.initial_architecture)
     library = Library(parent, corpus, settings_of(recipe), seq_len=recipe.scale.seq_len, device=device)
-    trained = library.start(candidate, on_progress)
+    with raise_out_of_memory(candidate, device):
+        trained = library.start(candidate, on_progress)
     frozen = {name.removesuffix("weight") + "frozen" for name in trained}
     return {name: value for name, value in weights.items() if name not in frozen} | trained
 

@@ -33,6 +33,7 @@ from nas.training.distillation.sub_layers import (
     to_csv,
     trained_sub_layers,
 )
+from nas.training.memory import TooLargeError
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.budget.feasible import within_budget
@@ -295,6 +296,17 @@ def test_alternatives_train_together_as_one_after_another(parent, texts, monkeyp
     assert len(set(alone)) > 12
     assert alone == pytest.approx(together, rel=1e-2)
     assert spearmanr(alone, together).statistic >= 0.98
+
+
+def test_memory_that_runs_out_before_a_training_is_told_in_one_line(parent, texts, monkeypatch):
+    def exhausted(*args: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(library.Library, "start", exhausted)
+    distillation = DistillationSchedule(parent="p", placement="2xLSLGo", blockwise_tokens=4096)
+    recipe = from_parent(recipe_at("smoke", "", entropy_regularised=False), distillation)
+    with pytest.raises(TooLargeError, match="out of memory on cpu with .* lower `micro_batch`"):
+        initial_weights(parent, Candidate(architecture=parse("SM", BASES["tiny"]).architecture, recipe=recipe), texts)
 
 
 @pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo", "1xLBLGo-1xLSLBo"])
