@@ -218,18 +218,18 @@ def test_a_command_that_is_killed_leaves_neither_files_nor_processes(export, tmp
     asked = ["--prompt-file", "-", "--new-tokens", "8", "--weight-masks", masks]
     command = [sys.executable, "-m", "nas.private", str(export), *asked]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process: Any = subprocess.Popen(command, **pipes, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
-    process.stdin.write("v")
-    process.stdin.close()
-    until(lambda: len(parties_of(tmp_path)) == 2)
-    while moment and not process.stdout.readline().startswith(moment):
-        assert process.poll() is None
-    process.send_signal(number)
-    assert process.wait(100) == (130 if number == signal.SIGTERM else -number)
-    until(lambda: not parties_of(tmp_path) and not list(tmp_path.iterdir()))
-    assert process.stderr.read() == ("error: interrupted\n" if number == signal.SIGTERM else "")
-    process.stdout.close()
-    process.stderr.close()
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, **pipes, text=True, env=environment) as running:
+        process: Any = running
+        process.stdin.write("v")
+        process.stdin.close()
+        until(lambda: len(parties_of(tmp_path)) == 2)
+        while moment and not process.stdout.readline().startswith(moment):
+            assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(100) == (130 if number == signal.SIGTERM else -number)
+        until(lambda: not parties_of(tmp_path) and not list(tmp_path.iterdir()))
+        assert process.stderr.read() == ("error: interrupted\n" if number == signal.SIGTERM else "")
 
 
 def parties_of(folder):
