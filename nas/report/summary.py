@@ -176,12 +176,11 @@ def against_parent(parent: ParentResult, member: TrainedMember) -> str:
 
 def agreement_text(member: TrainedMember) -> str:
     """Return in words how the predictions of the member's first seed differ from the parent's; empty if unknown."""
-    trial = member.first
-    if trial.parent_divergence is None or trial.parent_agreement is None:
+    if member.parent_divergence is None or member.parent_agreement is None:
         return ""
     return (
-        f"predictions: {trial.parent_divergence:.3f} nats per token from the parent's (KL), "
-        f"the same most likely token at {trial.parent_agreement:.1%} of positions"
+        f"predictions: {member.parent_divergence:.3f} nats per token from the parent's (KL), "
+        f"the same most likely token at {member.parent_agreement:.1%} of positions"
     )
 
 

@@ -22,13 +22,15 @@ from nas.run.pareto import Point, knee, pareto_front
 
 Verdict = Literal["better", "worse", "no difference shown", "not tested"]
 
+OF_FIRST = ("trial_id", "role", "seed", "parent_divergence", "parent_agreement")  # fields of a member's first trial
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedMember(Record):
     """A candidate or baseline with all its completed trials, as one record.
 
-    `val_loss` and losses by document are means over seeds, and `perplexity` = exp(val_loss). `trial_id`, role and seed
-    are the first trial's. All other fields, such as the cost and the folded form, are the most expensive trial's.
+    `val_loss` and losses by document are means over seeds, and `perplexity` = exp(val_loss). The fields in OF_FIRST are
+    the first trial's. All other fields, such as the cost and the folded form, are the most expensive trial's.
 
     trials: records of the completed trials, in order of seed, at least one. num_diverged: number of seeds that
         diverged. seed_error: standard error of the mean loss over seeds, nats; None if no member has two seeds.
@@ -113,7 +115,7 @@ def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
         first, costliest = trials[0], max(trials, key=lambda trial: (trial.latency_s, trial.sent_bytes))
         losses = [_loss(trial) for trial in trials]
         values = {field.name: getattr(costliest, field.name) for field in fields(Record)}
-        values |= {of_first: getattr(first, of_first) for of_first in ("trial_id", "role", "seed")}
+        values |= {of_first: getattr(first, of_first) for of_first in OF_FIRST}
         values |= {"val_loss": fmean(losses), "perplexity": math.exp(fmean(losses))}
         for of_text in ("documents", "second_documents"):
             values[of_text] = intervals.mean_documents([getattr(trial, of_text) for trial in trials])

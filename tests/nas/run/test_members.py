@@ -121,10 +121,11 @@ def test_a_member_costs_what_its_dearest_seed_does_and_has_no_place_if_one_diver
     records = [*over_seeds(0, 2.0, None, 2.0), *over_seeds(1, 3.0)]
     assert [member.arch_id for member in front(records, BUDGET)] == ["a1"]
     assert [(member.num_seeds, member.num_diverged) for member in members(records)] == [(2, 1), (1, 0)]
-    cheap, dear = over_seeds(0, 2.0, 2.0)
-    dear = replace(dear, latency_s=150.0, sent_bytes=2e9, deployed="2xoSoRo")
+    cheap, dear = over_seeds(0, 2.0, 2.0, parent_divergence=0.1)
+    dear = replace(dear, latency_s=150.0, sent_bytes=2e9, deployed="2xoSoRo", parent_divergence=0.2)
     (member,) = front([cheap, dear], BUDGET)
     assert (member.latency_s, member.sent_bytes, member.deployed) == (150.0, 2e9, "2xoSoRo")
+    assert member.parent_divergence == 0.1  # of the seed whose weights are used
     assert front([cheap, dear], Budget(latency_s=149.0)) == ()
     assert front([cheap, replace(dear, fold_holds=False)], BUDGET) == ()
 
