@@ -25,7 +25,7 @@ from nas.conversion.transfer import transferred
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import OWN_RULE, Reading
-from nas.corpus.ngrams import NgramBaseline, ngram_baseline
+from nas.corpus.ngrams import ngram_baseline
 from nas.corpus.tokenizer import begin_line, write_tokenizer
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
@@ -176,13 +176,12 @@ def run(args: Sequence[str], console: Console) -> None:
 
 def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, device: str) -> None:
     candidate, corpus, folder, start = _prepared(config, resumed, output_dir, console, device)
-    ngrams = read_training(folder).ngrams if is_training(folder) else None
     with bugs_reported(folder, f"continue with --resume {folder}"), locked(folder), cli.deferred_interrupt() as stop:
         records = start(stop=stop)
         del start  # it holds the weights to start from
         try:
             for record in records:
-                _report(record, candidate, ngrams, folder, console)
+                _report(record, candidate, corpus, folder, console)
             if stop():
                 raise KeyboardInterrupt
             for line in _out_of_range(candidate, corpus, folder):
@@ -367,12 +366,11 @@ def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | 
     return candidate
 
 
-def _report(
-    record: RungRecord | Outcome, candidate: Candidate, ngrams: NgramBaseline | None, folder: Path, console: Console
-) -> None:
+def _report(record: RungRecord | Outcome, candidate: Candidate, corpus: Corpus, folder: Path, console: Console) -> None:
     if isinstance(record, Outcome):
         if record.status == "diverged":
             raise StoppedError(f"{candidate.name} diverged: {record.reason}")
+        ngrams = read_training(folder).ngrams if is_training(folder) else None
         for line in ngram_lines(ngrams):
             console.print(line)
         if record.val_loss is not None and (marked := mark(record.val_loss, ngrams)):
@@ -381,7 +379,8 @@ def _report(
         return
     scale, part, left = candidate.recipe.scale, "", ""
     if record.share < 1:
-        part = f" on {scale.rung_validation_tokens:,} of {scale.validation_tokens:,} tokens"
+        both = (scale.rung_validation_tokens, scale.validation_tokens)
+        part = " on {:,} of {:,} tokens".format(*(min(each, corpus.lengths["validation"]) for each in both))
         left = f", about {format_seconds(record.seconds * (1 / record.share - 1))} left"
     console.print(
         f"{record.tokens:,} tokens: validation perplexity {record.perplexity:.3f}{part}, "

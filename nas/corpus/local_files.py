@@ -321,14 +321,16 @@ def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, s
 def splits_by_name(names: Iterable[str]) -> dict[str, str]:
     """Return the split that each relative path states: train, validation or test. The last part that states one counts.
 
-    Paths that state none are left out; the result is empty if no path states train.
+    Paths that state none are left out. The result is empty if no path states train, or fewer than half state a split,
+    as where the words are those of a library's modules.
     """
     stated: dict[str, str] = {}
-    for name in names:
+    paths = list(names)
+    for name in paths:
         for part in PurePosixPath(name.lower()).parts:  # the last one counts that states a split
             words = [word for word in re.split("[^a-z]+", part) if word in SPLIT_NAMES]
             stated |= {name: SPLIT_NAMES[words[0]]} if words else {}
-    return stated if "train" in stated.values() else {}
+    return stated if "train" in stated.values() and 2 * len(stated) >= len(paths) else {}
 
 
 def is_card(name: str, text: str, others: Mapping[str, bool]) -> bool:

@@ -215,6 +215,7 @@ def test_what_was_not_read_of_a_folder_is_said(tmp_path):
         (["train.csv", "other.csv", "val.csv"], {"train.csv", "other.csv"}, {"val.csv"}, set()),
         (["all.jsonl", "test.jsonl"], None, None, set()),  # no split is called train
         (["train.py", "test_it.py", "latest.txt", "constrain.txt"], None, None, set()),  # code, and parts of words
+        (["train.txt", "valid.txt", *(f"{name}.txt" for name in "abc")], None, None, set()),  # names of modules
     ],
 )
 def test_splits_that_names_state_are_kept_apart(tmp_path, names, train, validation, left_out):
