@@ -177,7 +177,7 @@ def run(args: Sequence[str], console: Console) -> None:
 def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, device: str) -> None:
     candidate, corpus, folder, start = _prepared(config, resumed, output_dir, console, device)
     with bugs_reported(folder, f"continue with --resume {folder}"), locked(folder), cli.deferred_interrupt() as stop:
-        records = start(stop=stop)
+        records = start(seed=config.seed, folder=folder, device=device, stop=stop)
         del start  # it holds the weights to start from
         try:
             for record in records:
@@ -198,7 +198,7 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
 def _prepared(
     config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, device: str
 ) -> tuple[Candidate, Corpus, Path, Callable[..., Iterator[RungRecord | Outcome]]]:
-    """Return the candidate, its corpus, the folder of its training, and `train` with all arguments except `stop`."""
+    """Return the candidate, its corpus, the folder of its training, and `train` with its weights and teacher."""
     rule = config.begin_of_text
     parent = None if config.parent is None else find_parent(config.parent, rule)
     start = find_initial(config.init_from, rule) if config.init_from else None
@@ -211,9 +211,8 @@ def _prepared(
     initial = None if start is None else _given_weights(start, parent, candidate, config)
     memory, scale = training_memory(candidate, device), candidate.recipe.scale
     require_memory(memory, available_bytes(device))
-    vocab_size = candidate.trained.vocab_size
     corpus, read = training_corpus(
-        config.data, source, vocab_size=vocab_size, seq_len=scale.seq_len, tokens=scale.tokens
+        config.data, source, vocab_size=candidate.trained.vocab_size, seq_len=scale.seq_len, tokens=scale.tokens
     )
     if source is not None:
         require_vocabulary(source, str(config.parent or config.init_from), corpus)
@@ -234,15 +233,15 @@ def _prepared(
             with share_progress(console, "training the sub-layers of the candidate") as on_progress:
                 initial = initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
         teacher = teacher_of(parent, corpus, candidate.recipe, device)
-    where = partial(train, candidate, corpus, seed=config.seed, folder=folder, device=device)
-    return candidate, corpus, folder, partial(where, initial=initial, teacher=teacher)
+    return candidate, corpus, folder, partial(train, candidate, corpus, initial=initial, teacher=teacher)
 
 
 def _out_of_range(candidate: Candidate, corpus: Corpus, folder: Path) -> tuple[str, ...]:
     """Return a sentence for each layer of a finished training whose attention leaves the range of fixed point."""
-    last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
-    if last is None or LOG_SUMS.keys().isdisjoint(layer.attention for layer in candidate.trained.layers):
+    if LOG_SUMS.keys().isdisjoint(layer.attention for layer in candidate.trained.layers):
         return ()
+    last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
+    assert last is not None
     _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
     return deployable(candidate, last, bounding_tokens(corpus, tokens))[2]
 

@@ -43,7 +43,7 @@ def savings(
     context: int | None = None,
     makes_masks: bool = False,
 ) -> tuple[Saving, ...]:
-    """Return savings in order; each lowers the latency that remains after those before it by at least a share `LEAST`.
+    """Return savings in the order of their use; each lowers the latency left by then by a share of at least `LEAST`.
 
     Each one saves most of those left, but savings that reveal or assume something come last, in a fixed order. There
     are none for a graph that has no `TokenEmbedding` or cannot be priced. Costs are per new token of a sequence. Raises

@@ -288,7 +288,7 @@ def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> T
 
 
 def _cache_path(corpus: Corpus, name: str, num_bytes: int) -> Path | None:
-    """Return the path of a cache file, or None if its records that are not written yet would take too much disk."""
+    """Return the path of a cache file, or None if what is still to be written to it would take too much disk."""
     path = Path(corpus.folder) / name
     written = path.stat().st_blocks * BLOCK_BYTES if path.exists() else 0  # its size counts gaps between records too
     return path if num_bytes - written <= MOST_CACHED_SHARE * disk_usage(corpus.folder).free else None
