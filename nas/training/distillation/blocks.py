@@ -132,7 +132,7 @@ def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenState
     A linear FFN, and a polynomial in place of the parent's activation, start at the least-squares fit to the parent's
     layer; queries for eighth powers in place of another softmax start at the length that fits best. Other forms start
     with the weights of `nas.conversion.transfer`. A linear FFN is fitted over the first `steps_to_fit` steps of
-    `hidden_states`, the other two over the first step.
+    `hidden_states`, a polynomial over all, and queries over the first.
     """
     theirs, device = parent.model.architecture.layers[sub_layer.depth], hidden_states.read.device
     block = _untrained(parent, sub_layer).to(device)
@@ -141,7 +141,7 @@ def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenState
         fit_linear(block, *(stream[: steps_to_fit(stream)].flatten(0, 1) for stream in hidden_states))
     elif degree:
         original = SubLayer(sub_layer.depth, "ffn", theirs.norm2, theirs.ffn)
-        fit_polynomial(block, _untrained(parent, original).eval().to(device), hidden_states.read[0], degree)
+        fit_polynomial(block, _untrained(parent, original).eval().to(device), *hidden_states, degree)
     elif sub_layer.form == "power8" and theirs.attention not in ("power8", "none"):
         original = SubLayer(sub_layer.depth, "attention", theirs.norm1, theirs.attention)
         fit_queries(block, _untrained(parent, original).eval().to(device), hidden_states.read[0])
