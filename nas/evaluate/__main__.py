@@ -1,9 +1,11 @@
 """`python -m nas.evaluate MODEL --versus PARENT`: what a model lost, on unseen text, on tasks, and in what it writes.
 
-docs/evaluation.md explains the results. Finished parts are stored in a .jsonl file beside the table, a line each, so
-that an interrupted evaluation continues.
+docs/evaluation.md explains the results. Beside the table, a .csv file has its numbers. Finished parts are stored in a
+.jsonl file there, a line each, so that an interrupted evaluation continues.
 """
 
+import csv
+import io
 import json
 import os
 import sys
@@ -20,7 +22,17 @@ from nas.corpus.documents import Document, fingerprint
 from nas.corpus.second import second_source
 from nas.corpus.tokenizer import Encoder, given_encoder
 from nas.evaluate.likelihood import Request, likelihoods, request_of
-from nas.evaluate.table import Answers, task_columns, task_lines, text_lines, writing_lines
+from nas.evaluate.table import (
+    Answers,
+    Row,
+    task_columns,
+    task_lines,
+    task_rows,
+    text_lines,
+    text_rows,
+    writing_lines,
+    writing_row,
+)
 from nas.evaluate.tasks import Task, read_tasks
 from nas.evaluate.texts import Text, compared, prompts, windows_of, written
 from nas.model.decoder import Decoder
@@ -127,7 +139,7 @@ def evaluate(
         only: tasks to run, such as piqa or 'piqa/rc_5shot'; by default each in the form with the fewest examples.
         items: largest number of items of a task; a larger task is sampled.
         text_tokens: about how many tokens of each text to use, taken evenly from its documents.
-        output: Markdown file to write; finished parts are kept beside it, with the suffix .jsonl.
+        output: Markdown file to write; beside it, a .csv file has the numbers, and a .jsonl file finished parts.
     """
     folders = text or []
     if versus is None:
@@ -153,8 +165,11 @@ def evaluate(
     if others and not only:
         _say(f"left out {len(others)} tasks that are not judged by accuracy, such as {others[0]}")
     output.parent.mkdir(parents=True, exist_ok=True)
-    lines = _evaluated(asked, parts)
+    lines, rows = _evaluated(asked, parts)
     replace_file(output, "\n".join(lines) + "\n")
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([Row._fields, *rows])
+    replace_file(output.with_suffix(".csv"), table.getvalue())
     print("\n".join(lines))
     _say(f"written to {output}")
 
@@ -213,8 +228,8 @@ def _shared_encoder(parent: Judged, model: Judged, probes: Iterable[str]) -> Enc
     return theirs
 
 
-def _evaluated(asked: Asked, parts: Parts) -> list[str]:
-    """Return the lines of the Markdown file."""
+def _evaluated(asked: Asked, parts: Parts) -> tuple[list[str], list[Row]]:
+    """Return the lines of the Markdown file and the rows of the CSV file."""
     parent, model = asked.parent, asked.model
     num_items, num_tokens = sum(len(task.items) for task in asked.tasks), sum(text.num_tokens for text in asked.texts)
     _say(f"{len(asked.texts)} texts of {num_tokens:,} tokens, {len(asked.tasks)} tasks of {num_items:,} items")
@@ -236,6 +251,7 @@ def _evaluated(asked: Asked, parts: Parts) -> list[str]:
         return done
 
     both = (("parent", parent), ("model", model))
+    rows: list[Row] = []
     lines = [f"# {model.name} next to {parent.name}", "", f"Model `{model.digest}`, parent `{parent.digest}`.", ""]
     by_text = {}
     for text in asked.texts:
@@ -243,6 +259,7 @@ def _evaluated(asked: Asked, parts: Parts) -> list[str]:
         by_text[text.name] = result(f"text {text.name}", [pair, text.digest], len(text.windows), comparison)
     if by_text:
         lines += [*text_lines(by_text), ""]
+        rows += text_rows(by_text)
     columns: dict[Task, Any] = {}
     for task, requests in zip(asked.tasks, asked.requests, strict=True):
         answers, size = [], sum(map(len, filter(None, requests)))
@@ -252,13 +269,15 @@ def _evaluated(asked: Asked, parts: Parts) -> list[str]:
         columns[task] = task_columns(task, *answers)
     if columns:
         lines += [*task_lines(columns), "", *_notes(asked)]
+        rows += task_rows(columns)
     if starts := prompts(asked.texts, NUM_PROMPTS, min(PROMPT_TOKENS, asked.context // 2)):
         num_new, ends, texts = min(NEW_TOKENS, asked.context - len(starts[0])), sorted(asked.encoder.ends), []
         for role, each in both:
             writing = partial(written, each.decoder, starts, num_new, ends)
             texts.append(result(f"writing, {role}", [each.digest, starts, num_new, ends], num_new, writing))
         lines += writing_lines(texts[0], texts[1], num_new)
-    return lines
+        rows.append(writing_row(texts[0], texts[1]))
+    return lines, rows
 
 
 def _answers(

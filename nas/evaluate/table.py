@@ -1,4 +1,4 @@
-"""Results of an evaluation with their intervals, as Markdown.
+"""Results of an evaluation with their intervals, as Markdown and as rows of a CSV file.
 
 Intervals are from the 2.5th to the 97.5th percentile over samples, drawn with replacement, of documents of a text or
 items of a task. Samples are the same for both models, so the interval of a difference is a paired one. For the mean
@@ -9,7 +9,7 @@ Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,6 +21,27 @@ from nas.evaluate.texts import LONGEST_CYCLE, TAIL, collapses, first_difference
 SAMPLES = 2000  # bootstrap samples
 Numbers: TypeAlias = NDArray[np.float64]
 Answers: TypeAlias = Sequence[tuple[float, bool, int]]  # log-likelihood, greediness and tokens of each choice
+
+
+class Row(NamedTuple):
+    """A result as a row of a CSV file; None where it does not apply.
+
+    kind: text, task, mean or writing. size: tokens, items or continuations. parent, model: perplexity of a text,
+    accuracy of a task from 0 to 1, or number of collapsed continuations. change: of perplexity as a share of the
+    parent's; of accuracy, a difference. change_low, change_high: 95 % interval. kl_nats: KL(parent || model) in nats.
+    agreement: top-1 agreement, or the share of items with the same choice.
+    """
+
+    kind: str
+    name: str
+    size: int
+    parent: float
+    model: float
+    change: float
+    change_low: float | None
+    change_high: float | None
+    kl_nats: float | None
+    agreement: float | None
 
 
 class Sums(NamedTuple):
@@ -96,13 +117,9 @@ def task_lines(columns: Mapping[Task, Numbers]) -> list[str]:
             return kept
 
     lines = _head("task", "items", "chance", "parent", "model", "difference, points", "retention", "choose differently")
-    all_sums = {task: sums_of(rows) for task, rows in columns.items()}
-    shares = [Sums(sums.whole / sums.whole[0], sums.samples / sums.samples[:, :1]) for sums in all_sums.values()]
-    mean = Sums(*(np.mean(parts, axis=0) for parts in zip(*shares, strict=True)))
-    named = [
-        (f"{task.name}, {METRICS[task.metric].words}", f"{sums.whole[0]:,.0f}", sums) for task, sums in all_sums.items()
-    ]
-    for name, num_items, sums in (*named, *([("mean over tasks", "", mean)] if len(named) > 1 else [])):
+    for task, sums in _with_mean(columns):
+        name = "mean over tasks" if task is None else f"{task.name}, {METRICS[task.metric].words}"
+        num_items = "" if task is None else f"{sums.whole[0]:,.0f}"
         parents_low = interval((sums.samples[:, 2] - sums.samples[:, 1]) / sums.samples[:, 0])[0]
         cells = [
             name,
@@ -116,6 +133,24 @@ def task_lines(columns: Mapping[Task, Numbers]) -> list[str]:
         ]
         lines.append(_row(*cells))
     return lines
+
+
+def task_rows(columns: Mapping[Task, Numbers]) -> Iterator[Row]:
+    """Yield the row of each task, and of their mean if there are several. columns: results of `task_columns`."""
+    num_items = sum(map(len, columns.values()))
+    for task, sums in _with_mean(columns):
+        kind, name, size = ("mean", "tasks", num_items) if task is None else ("task", task.name, len(columns[task]))
+        _, _, parent, model, differing = sums.whole / sums.whole[0]
+        low, high = interval((sums.samples[:, 3] - sums.samples[:, 2]) / sums.samples[:, 0])
+        yield Row(kind, name, size, parent, model, model - parent, low, high, None, 1 - differing)
+
+
+def _with_mean(columns: Mapping[Task, Numbers]) -> list[tuple[Task | None, Sums]]:
+    """Return the sums of each task and, if there are several, of the mean over tasks, for None."""
+    by_task = {task: sums_of(rows) for task, rows in columns.items()}
+    shares = [Sums(sums.whole / sums.whole[0], sums.samples / sums.samples[:, :1]) for sums in by_task.values()]
+    mean = Sums(*(np.mean(parts, axis=0) for parts in zip(*shares, strict=True)))
+    return [*by_task.items(), *([(None, mean)] if len(by_task) > 1 else [])]
 
 
 def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
@@ -136,6 +171,24 @@ def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
         ]
         lines.append(_row(*cells))
     return lines
+
+
+def text_rows(documents: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Row]:
+    """Yield the row of each text. documents: by text, the fields of `Compared` for each document."""
+    for name, rows in documents.items():
+        sums = sums_of(rows)
+        num_tokens, parent, model, divergence, agreements = sums.whole
+        change = np.expm1((model - parent) / num_tokens)
+        ends = interval(np.expm1((sums.samples[:, 2] - sums.samples[:, 1]) / sums.samples[:, 0]))
+        perplexities = np.exp(parent / num_tokens), np.exp(model / num_tokens)
+        parts = divergence / num_tokens, agreements / num_tokens
+        yield Row("text", name, int(num_tokens), *perplexities, change, *ends, *parts)
+
+
+def writing_row(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]]) -> Row:
+    """Return how many of the continuations collapse."""
+    theirs, ours = (sum(map(collapses, each)) for each in (parent, model))
+    return Row("writing", "collapsed continuations", len(model), theirs, ours, ours - theirs, None, None, None, None)
 
 
 def writing_lines(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]], num_new: int) -> list[str]:

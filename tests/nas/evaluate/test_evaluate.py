@@ -1,5 +1,6 @@
 """A model next to its parent: likelihoods as transformers has them, tables, resumption, and what is refused."""
 
+import csv
 import gzip
 import json
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from nas.corpus.second import second_source  # noqa: E402
 from nas.evaluate import __main__ as command  # noqa: E402
 from nas.evaluate.__main__ import Parts, find_judged  # noqa: E402
 from nas.evaluate.likelihood import Request, likelihoods, request_of  # noqa: E402
-from nas.evaluate.table import sums_of, task_columns, task_lines, text_lines, writing_lines  # noqa: E402
+from nas.evaluate.table import sums_of, task_columns, task_lines, task_rows, text_lines, writing_lines  # noqa: E402
 from nas.evaluate.tasks import Item, Task, read_tasks  # noqa: E402
 from nas.evaluate.texts import collapses, compared, first_difference, windows_of, written  # noqa: E402
 from nas.model.decoder import build  # noqa: E402
@@ -208,6 +209,11 @@ def test_the_table_of_a_task():
     assert "the parent guesses" in task_lines({task: guessing})[-1]
     other = Task(name="u", metric="acc_per_char", items=items[:39], num_items=39)
     assert task_lines({task: columns, other: guessing})[-1].startswith("| mean over tasks |  | 50.0% | 70.5% (")
+    only, *_, mean = task_rows({task: columns, other: guessing})
+    assert only[:6] == ("task", "t", 39, 36 / 39, 30 / 39, pytest.approx(-6 / 39))
+    assert only.agreement == pytest.approx(33 / 39)
+    assert mean.kind == "mean"
+    assert mean.change_low < mean.change < mean.change_high
 
 
 def test_intervals_are_of_pairs():
@@ -234,6 +240,16 @@ def test_a_killed_evaluation_continues(there, tmp_path, capsys, monkeypatch):
     assert "left out 1 tasks that are not judged by accuracy, such as code/bpb" in err
     assert "quiz/rc_0shot: 1 of 5 items lost the beginning of their context" in table
     assert "quiz/rc_5shot" not in table
+    with (tmp_path / "new/out.csv").open() as file:
+        rows = {(row["kind"], row["name"]): row for row in csv.DictReader(file)}
+    prose = rows["text", f"{there}/prose"]
+    for number in (
+        f"{float(prose['model']):.2f}",
+        f"{float(prose['change_low']):+.1%} to",
+        f"{float(prose['kl_nats']):.4f}",
+    ):
+        assert number in table
+    assert {kind for kind, _ in rows} == {"text", "task", "mean", "writing"}
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-20])  # a part is torn
     again = Mock(wraps=written)
