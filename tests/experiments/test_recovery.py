@@ -1,0 +1,107 @@
+"""Recovered models are trained, folded and judged by the users' commands, each step once, and put into one table."""
+
+import csv
+import shutil
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from rich.console import Console
+
+from costmodel.errors import UserError
+from experiments.__main__ import settings_of
+from experiments.recovery import figure, result_table, run
+from nas.evaluate.table import Row
+
+PARENT = Path(__file__).parents[2] / "nas/parents/gpt2-small-proxy"
+ROWS = [
+    Row("text", "runs/mixture/unseen/prose", 4096, 20.0, 21.0, 0.05, 0.04, 0.06, 0.1, 0.9),
+    Row("task", "quiz/rc_0shot", 200, 0.5, 0.48, -0.02, -0.05, 0.01, None, 0.9),
+    Row("writing", "collapsed continuations", 40, 7, 9, 2, None, None, None, None),
+]
+
+
+@pytest.fixture
+def commands(monkeypatch, tmp_path):
+    """The commands that were run in a folder with a mixture; each writes what the next step needs."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("recovery", "unseen/prose"):
+        (tmp_path / "mixture" / folder).mkdir(parents=True)
+    commands: list[list[str]] = []
+
+    def call(command, **settings):
+        assert command[:2] == [sys.executable, "-m"]
+        commands.append(command[2:])
+        output = Path(command[command.index("--output-dir") + 1]) if "--output-dir" in command else Path()
+        if command[2] == "nas.train" and "stop" in command:
+            output.mkdir()
+            (output / "train.yaml").touch()
+            return CompletedProcess(command, 1)
+        if command[2] == "nas.export":
+            shutil.copytree(PARENT, output)
+        elif command[2] == "nas.evaluate":
+            with Path(command[-1]).with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([Row._fields, *ROWS])
+        return CompletedProcess(command, 0)
+
+    monkeypatch.setattr("experiments.recovery.subprocess.run", call)
+    return commands
+
+
+def settings(**models):
+    changes = {"parent": str(PARENT), "mixture": "mixture", "train": ["--seq-len", "64"], "evaluate": ["--items", "2"]}
+    return settings_of("smollm2-recovered", **changes, models=models)
+
+
+def test_each_step_is_done_once(commands, tmp_path):
+    asked = settings(first={"placement": "12xMSMGo", "tokens": 64, "seed": 3, "flags": ["--device", "cpu"]})
+    run("small", asked, Console(width=200))
+    folder = Path("runs/experiments/small")
+    train, export, evaluate = commands
+    assert train == [
+        *f"nas.train 12xMSMGo --parent {PARENT} --scale parent --data mixture/recovery --tokens 64 --seed 3".split(),
+        *f"--seq-len 64 --device cpu --output-dir {folder}/first".split(),
+    ]
+    assert export == f"nas.export {folder}/first --fold --output-dir {folder}/first-private".split()
+    assert evaluate[:4] == ["nas.evaluate", f"{folder}/first-private", "--versus", str(PARENT)]
+    with (folder / "small.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["prose", "quiz/rc_0shot", "collapsed continuations"]
+    assert {(row["model"], row["training_tokens"], row["sent_bytes_share"]) for row in rows} == {
+        ("first", "64", "1.0000")
+    }
+    assert (folder / "small.png").exists()
+    run("small", asked, Console(width=200))
+    assert [command[0] for command in commands[3:]] == ["nas.evaluate"]
+
+
+def test_a_stopped_training_continues(commands):
+    with pytest.raises(UserError, match=r"nas\.train must end without an error, but its exit status is 1"):
+        run("small", settings(first={"placement": "12xMSMGo", "tokens": 64, "flags": ["stop"]}), Console(width=200))
+    run("small", settings(first={"placement": "12xMSMGo", "tokens": 64, "flags": ["stop"]}), Console(width=200))
+    assert commands[1] == ["nas.train", "--resume", "runs/experiments/small/first"]
+
+
+def test_what_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"needs SmolLM2-135M-Instruct\.Q4_1\.gguf in this folder"):
+        run("smollm2-recovered", settings_of("smollm2-recovered"), Console(width=200))
+
+
+def test_table_and_figure_have_a_point_for_each_model():
+    rows = [
+        {"model": model, "sent_bytes_share": share, "latency_share": "0.6"}
+        | {k: str(v) for k, v in row._asdict().items()}
+        for model, share in (("a", "0.48"), ("b", "0.4"))
+        for row in ROWS
+    ]
+    shown = figure(rows, "a model")
+    (perplexity, *_), (accuracy, *_) = shown.panels[0].series, shown.panels[2].series
+    assert (perplexity.x, perplexity.y) == ((40.0, 48.0, 100.0), (5.0, 5.0, 0.0))
+    assert (accuracy.name, accuracy.y) == ("quiz/rc_0shot", (-2.0, -2.0, 0.0))
+    console = Console(width=200)
+    with console.capture() as printed:
+        console.print(result_table(rows))
+    text = printed.get()
+    assert all(words in text for words in ("+5.0 %", "-2.0 points", "+2", "text: runs/mixture/unseen/prose"))
