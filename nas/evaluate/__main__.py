@@ -22,6 +22,7 @@ from nas.corpus.documents import Document, fingerprint
 from nas.corpus.second import second_source
 from nas.corpus.tokenizer import Encoder, given_encoder
 from nas.evaluate.likelihood import Request, likelihoods, request_of
+from nas.evaluate.onednn import onednn_linears
 from nas.evaluate.table import (
     Answers,
     Row,
@@ -165,7 +166,8 @@ def evaluate(
     if others and not only:
         _say(f"left out {len(others)} tasks that are not judged by accuracy, such as {others[0]}")
     output.parent.mkdir(parents=True, exist_ok=True)
-    lines, rows = _evaluated(asked, parts)
+    with onednn_linears():
+        lines, rows = _evaluated(asked, parts)
     replace_file(output, "\n".join(lines) + "\n")
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows([Row._fields, *rows])

@@ -20,6 +20,7 @@ from nas.corpus.second import second_source  # noqa: E402
 from nas.evaluate import __main__ as command  # noqa: E402
 from nas.evaluate.__main__ import Parts, find_judged  # noqa: E402
 from nas.evaluate.likelihood import Request, likelihoods, request_of  # noqa: E402
+from nas.evaluate.onednn import onednn_linears  # noqa: E402
 from nas.evaluate.table import sums_of, task_columns, task_lines, task_rows, text_lines, writing_lines  # noqa: E402
 from nas.evaluate.tasks import Item, Task, read_tasks  # noqa: E402
 from nas.evaluate.texts import collapses, compared, first_difference, windows_of, written  # noqa: E402
@@ -131,6 +132,17 @@ def test_shared_contexts_change_nothing(name, base):
         logits = model(torch.tensor([context + after])[:, :-1]).logits[0, -len(after) :].log_softmax(dim=-1)
         expected = float(logits.gather(1, torch.tensor(after)[:, None]).sum())
         assert ours.log_likelihood == pytest.approx(expected, abs=1e-4)
+
+
+def test_linears_by_onednn_differ_by_rounding():
+    source, linear = torch.randn(2, 40, 48), torch.nn.Linear(48, 56)
+    wanted = linear(source)
+    with onednn_linears():
+        torch.testing.assert_close(linear(source), wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(linear(source[:, :1]), wanted[:, :1], rtol=1e-5, atol=1e-5)
+        assert torch.equal(
+            linear.double()(source.double()), torch.nn.functional.linear(source.double(), linear.weight, linear.bias)
+        )
 
 
 def test_the_words_of_a_continuation(there: Path) -> None:
