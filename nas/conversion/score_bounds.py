@@ -27,6 +27,7 @@ from nas.conversion.verified_fold import LOG_SUMS, Tokens
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
 from nas.model.mpc_friendly import positive_scores
+from nas.model.onednn import onednn_linears
 from nas.model.weights import load_deployed
 from nas.recipe.distillation import fitted_parts
 
@@ -53,7 +54,7 @@ def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
     return torch.cat((tokens, torch.from_numpy(more)))
 
 
-@torch.no_grad()
+@onednn_linears()
 def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
     """Set in place the bound of each head of bounded softmaxes, and the bound and query length of eighth powers.
 

@@ -22,7 +22,6 @@ from nas.corpus.documents import Document, fingerprint
 from nas.corpus.second import second_source
 from nas.corpus.tokenizer import Encoder, given_encoder
 from nas.evaluate.likelihood import Request, likelihoods, request_of
-from nas.evaluate.onednn import onednn_linears
 from nas.evaluate.table import (
     Answers,
     Row,
@@ -37,6 +36,7 @@ from nas.evaluate.table import (
 from nas.evaluate.tasks import Task, read_tasks
 from nas.evaluate.texts import Text, compared, prompts, windows_of, written
 from nas.model.decoder import Decoder
+from nas.model.onednn import onednn_linears
 from nas.storage import replace_file
 from nas.study.parent import find_parent
 

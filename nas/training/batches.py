@@ -14,6 +14,7 @@ from nas.corpus.corpus import Corpus, require_chunks
 from nas.corpus.sequences import DocumentLoss, epoch_order, gather, held_out_targets, mean_loss, num_sequences
 from nas.model.cross_entropy import token_cross_entropies
 from nas.model.decoder import Decoder
+from nas.model.onednn import onednn_linears
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import Scale
 from nas.training.outcome import Agreement
@@ -79,7 +80,7 @@ class Prefetched(Generic[T]):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-@torch.no_grad()
+@onednn_linears()
 def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = None) -> Validation:
     """Validate a model on about `tokens` tokens (None: the scale's number), the same for every model and seed."""
     device = model.embed.weight.device
@@ -98,7 +99,7 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = 
     return Validation(mean_loss(documents), tuple((total / count).cpu() for total in sums), documents)
 
 
-@torch.no_grad()
+@onednn_linears()
 def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale, tokens: int = COMPARED) -> Agreement:
     """Compare a model with its parent, on one device. tokens: most validation tokens to use; `scale` may have fewer."""
     device, sums, count = model.embed.weight.device, np.zeros(2), 0

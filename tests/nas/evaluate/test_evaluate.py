@@ -20,11 +20,11 @@ from nas.corpus.second import second_source  # noqa: E402
 from nas.evaluate import __main__ as command  # noqa: E402
 from nas.evaluate.__main__ import Parts, find_judged  # noqa: E402
 from nas.evaluate.likelihood import Request, likelihoods, request_of  # noqa: E402
-from nas.evaluate.onednn import onednn_linears  # noqa: E402
 from nas.evaluate.table import sums_of, task_columns, task_lines, task_rows, text_lines, writing_lines  # noqa: E402
 from nas.evaluate.tasks import Item, Task, read_tasks  # noqa: E402
 from nas.evaluate.texts import collapses, compared, first_difference, windows_of, written  # noqa: E402
 from nas.model.decoder import build  # noqa: E402
+from nas.model.onednn import onednn_linears  # noqa: E402
 from search_spaces.notation import parse  # noqa: E402
 from tests.small_models import GPT2, LLAMA  # noqa: E402
 

@@ -1,8 +1,8 @@
 """Linears in fp32 by oneDNN, which torch's builds for x86 contain, instead of MKL.
 
-On AMD's processors MKL multiplies in vectors of 256 bits only. With AVX-512, oneDNN takes 0.45 of its time (an AMD EPYC
-with Zen 5, one core: 1,024 rows from 576 to 1,536 and back, and 256 rows from 576 to 49,152), and results differ by
-rounding.
+On AMD's processors MKL multiplies in vectors of 256 bits only. With AVX-512, oneDNN takes 0.3 to 0.5 of its time, and
+results differ by rounding (one core of an AMD EPYC with Zen 5; 4,096 rows from 96 to 384 and back, 1,024 from 576 to
+1,536, and 256 from 576 to 49,152).
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,9 @@ def onednn_linears() -> Iterator[None]:
 
 class _Linears(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is functional.linear and not kwargs and args[0].dtype == torch.float32:
+        if function is functional.linear and not kwargs and not torch.is_autocast_enabled("cpu"):
             source, weight, *bias = args
+            if source.dtype != torch.float32 or not source.is_cpu:
+                return function(*args)
             return torch.ops.mkldnn._linear_pointwise(source, weight, bias[0] if bias else None, "none", [], "")
         return function(*args, **(kwargs or {}))
