@@ -105,8 +105,8 @@ def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, left: Tens
     theirs: the parent's layer, with or without a gate. read, left: input of both layers and output of the parent's,
         steps x batch x T x d_model; one sequence is run at a time. For each channel, the weighted sum of squares of
         h - (a x^2 + b x + c) u is minimised, where x is the input of the parent's activation, u the output of the
-        parent's `up` (1 if `layer` has no gate), h the parent's input of `down`, and the weights are square
-        roots of `weights_by_position`. The linears around the activation take up the coefficients, as far as `gate_of` can.
+        parent's `up` (1 if `layer` has no gate), h the parent's input of `down`, and the weights are square roots of
+        `weights_by_position`. The linears around the activation take up the coefficients, as far as `gate_of` can.
         degree: 1 for a = 0, or 2.
 
     Rare inputs are large, so a fit needs thousands of tokens. Where a position's numbers are far larger, the fit must
