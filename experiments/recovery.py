@@ -147,12 +147,16 @@ def result_table(judged: Sequence[Judged]) -> Table:
 
 
 def figure(judged: Sequence[Judged], title: str) -> PanelFigure:
-    """Return a figure of the change of perplexity, and of accuracy, against the shares of bytes and of seconds."""
-    axes = {"sent_bytes_share": "bytes, % of the file's", "latency_share": "predicted seconds, % of the file's"}
-    changes = {"text": "change of perplexity, %", "task": "change of accuracy, points", "mean": ""}
+    """Return a figure of the changes of perplexity and of accuracy against the shares of bytes and of seconds.
 
-    def series(kinds: Sequence[str], axis: str) -> Iterator[Series]:
-        for kind, name in dict.fromkeys((row["kind"], row["name"]) for row in judged if row["kind"] in kinds):
+    Of several tasks, only the mean is shown.
+    """
+    axes = {"sent_bytes_share": "bytes, % of the file's", "latency_share": "predicted seconds, % of the file's"}
+    tasks = "mean" if any(row["kind"] == "mean" for row in judged) else "task"
+    changes = {"text": "change of perplexity, %", tasks: "change of accuracy, points"}
+
+    def series(kind: str, axis: str) -> Iterator[Series]:
+        for name in dict.fromkeys(row["name"] for row in judged if row["kind"] == kind):
             points: list[Any] = [(100.0, 0.0)]
             points += [
                 (100 * float(row[axis]), 100 * float(row["change"]))
@@ -163,8 +167,8 @@ def figure(judged: Sequence[Judged], title: str) -> PanelFigure:
             yield Series("mean of the tasks" if kind == "mean" else name, x, y)
 
     panels = (
-        LinePanel("", label, changes[kinds[0]], tuple(series(kinds, axis)))
-        for kinds in (("text",), ("task", "mean"))
+        LinePanel("", label, words, tuple(series(kind, axis)))
+        for kind, words in changes.items()
         for axis, label in axes.items()
     )
     return PanelFigure(f"{title}, recovered, next to its file", tuple(panels), columns=2)
