@@ -46,22 +46,31 @@ DOCUMENTING = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """Where one kind of text comes from.
+class Files:
+    """Files of packages.
 
     Attributes:
-        reader: the name of a function in `READERS`.
         debian, pypi: packages to download and unpack.
         files: pattern of the names of files that are read.
         without: regular expression of file paths that are not read, such as translations.
-        share: share of `Settings.characters` to write; not used for unseen text, all of which is written.
     """
 
-    reader: str
     debian: tuple[str, ...] = ()
     pypi: tuple[str, ...] = ()
     files: str = "*"
     without: str = "^$"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source(Files):
+    """Where one kind of text comes from.
+
+    Attributes:
+        reader: the name of a function in `READERS`.
+        share: share of `Settings.characters` to write; not used for unseen text, all of which is written.
+    """
+
+    reader: str
     share: float = 0.0
 
 
@@ -79,8 +88,8 @@ class Settings:
     characters: int
     recovery: dict[str, Source]
     unseen: dict[str, Source]
-    tasks: Source
-    mmlu: Source
+    tasks: Files
+    mmlu: Files
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
@@ -124,12 +133,14 @@ def _write_tasks(folder: Path, requests: Sequence[Path], mmlu: Sequence[Path]) -
         form.mkdir(parents=True, exist_ok=True)
         for name in (path.name, CONFIG):
             shutil.copyfile(path.with_name(name), form / name)
-        yield _read(path)
+        yield _read(path).replace("\\n", "\n")
+    questions = [question for path in mmlu for question in pyarrow.ipc.open_stream(path).read_all().to_pylist()]
+    if not questions:
+        return
     form = folder / "mmlu/rc_0shot"
     form.mkdir(parents=True, exist_ok=True)
-    config = {"task_name": "mmlu", "primary_metric": "acc_per_char", "num_shots": 0}  # as OLMES has it
+    config = {"task_name": "mmlu", "primary_metric": "acc_per_char", "num_shots": 0}  # OLMES's metric
     (form / CONFIG).write_text(json.dumps({"task_config": config}), encoding="utf-8")
-    questions = [question for path in mmlu for question in pyarrow.ipc.open_stream(path).read_all().to_pylist()]
     lines = [
         json.dumps(
             {
@@ -147,10 +158,10 @@ def _write_tasks(folder: Path, requests: Sequence[Path], mmlu: Sequence[Path]) -
         for index, choice in enumerate(question["choices"])
     ]
     (form / "requests.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    yield from lines
+    yield from (f"{question['question']} {choice}" for question in questions for choice in question["choices"])
 
 
-def _unpacked(folder: Path, source: Source) -> list[Path]:
+def _unpacked(folder: Path, source: Files) -> list[Path]:
     """Return the files of a source's packages, which are downloaded if they are not there."""
     packages = folder / "packages"
     packages.mkdir(exist_ok=True)

@@ -1,10 +1,12 @@
 """Placements of a real model that are recovered on a mixture of text, then judged next to the model's own file.
 
 Each model is trained, folded and evaluated by the commands that a user runs: `nas.train`, `nas.export` and
-`nas.evaluate`. A step that is done is not run again, and a training that was stopped continues.
+`nas.evaluate`. A finished training or export is not repeated, and a stopped training continues. `nas.evaluate` runs
+each time, but takes finished parts from its .jsonl file.
 """
 
 import csv
+import json
 import shlex
 import shutil
 import subprocess
@@ -12,12 +14,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from costmodel.errors import UserError
+from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.report.tables import table
 from experiments.measured import write_csv
@@ -26,7 +28,7 @@ from nas.conversion.pretrained import CHECKSUMS_FILE
 from nas.evaluate.table import Row
 from nas.report.draw import draw_panels, save_figure
 from nas.report.front_figures import LinePanel, PanelFigure, Series
-from nas.storage import RUNS, locked
+from nas.storage import RUNS, locked, replace_file
 from nas.train import CONFIG_FILE
 from search_spaces.budget.priced_space import price_architecture
 from search_spaces.lower import Workload
@@ -76,39 +78,46 @@ class Settings:
 def run(name: str, settings: Settings, console: Console) -> None:
     """Recover and judge the models that are not there yet, and print, write and plot the results.
 
-    A UserError is raised without the parent's file or the mixture, if a command fails, or if another process runs the
-    experiment.
+    A UserError is raised without the parent's file or the mixture, for an unknown protocol or network, if a command
+    fails, if a model was trained with other settings, or if another process runs the experiment.
     """
-    for needed in (settings.parent, settings.mixture):
+    parts = (f"{settings.mixture}/{part}" for part in ("recovery", "unseen", "tasks"))
+    places = dict.fromkeys(parts, "`python -m experiments run mixture` writes it")
+    for needed, where in {settings.parent: "docs/llama.md says where it is", **places}.items():
         if not Path(needed).exists():
-            raise UserError(f"experiment {name} needs {needed} in this folder; docs/llama-results.md says where it is.")
+            raise UserError(f"experiment {name} needs {needed} in this folder; {where}.")
+    pricer = load_pricer(settings.protocol, settings.network)
     folder = RUNS / "experiments" / name
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        judged = [row for model in settings.models for row in _judged(model, settings, folder, console)]
+        judged = [row for model in settings.models for row in _judged(model, settings, folder, pricer, console)]
         write_csv(folder / f"{name}.csv", COLUMNS, ([row[column] for column in COLUMNS] for row in judged))
         written = save_figure(folder / name, draw_panels(figure(judged, Path(settings.parent).stem)))
     console.print(result_table(judged))
     console.print(f"figures: {folder / name}.csv, {written[0]}", soft_wrap=True, highlight=False)
 
 
-def _judged(name: str, settings: Settings, folder: Path, console: Console) -> list[Judged]:
+def _judged(name: str, settings: Settings, folder: Path, pricer: Pricer, console: Console) -> list[Judged]:
     """Train, fold and evaluate a model, as far as that is not done, and return its rows."""
     model, trained, exported = settings.models[name], folder / name, folder / f"{name}-private"
-    text, tasks = Path(settings.mixture), Path(settings.mixture) / "tasks"
+    mixture, made_with = Path(settings.mixture), folder / f"{name}.json"
+    source = ("--parent", settings.parent, "--scale", "parent", "--data", str(mixture / "recovery"))
+    size = ("--tokens", str(model.tokens), "--seed", str(model.seed))
+    wanted = [model.placement, *source, *size, *settings.train, *model.flags]
+    if made_with.exists() and json.loads(made_with.read_text(encoding="utf-8")) != wanted:
+        others = f"delete {made_with}, {trained} and {exported}"
+        raise UserError(f"{trained} must have been trained with the experiment's settings, but was not; {others}.")
+    replace_file(made_with, json.dumps(wanted))
     if not (exported / CHECKSUMS_FILE).exists():  # written last
-        parts = (model.placement, "--parent", settings.parent, "--scale", "parent", "--data", str(text / "recovery"))
-        size = ("--tokens", str(model.tokens), "--seed", str(model.seed))
-        anew = (*parts, *size, *settings.train, *model.flags, "--output-dir", str(trained))
-        begun = (trained / CONFIG_FILE).exists()
+        anew, begun = (*wanted, "--output-dir", str(trained)), (trained / CONFIG_FILE).exists()
         _call("nas.train", *(("--resume", str(trained)) if begun else anew), console=console)
         shutil.rmtree(exported, ignore_errors=True)
         _call("nas.export", str(trained), "--fold", "--output-dir", str(exported), console=console)
     output = folder / "evaluation.md"
-    unseen = sorted(str(path) for path in (text / "unseen").iterdir())
-    asked = ("--versus", settings.parent, "--text", *unseen, "--tasks", str(tasks), *settings.evaluate)
+    unseen, tasks = sorted(str(path) for path in (mixture / "unseen").iterdir()), str(mixture / "tasks")
+    asked = ("--versus", settings.parent, "--text", *unseen, "--tasks", tasks, *settings.evaluate)
     _call("nas.evaluate", str(exported), *asked, "--output", str(output), console=console)
-    pricer, workload = load_pricer(settings.protocol, settings.network), Workload(prompt_len=settings.prompt_len)
+    workload = Workload(prompt_len=settings.prompt_len)
     ours, theirs = (
         price_architecture(read_parent_architecture(each), pricer, workload, "folded").price
         for each in (str(exported), settings.parent)
@@ -157,7 +166,7 @@ def figure(judged: Sequence[Judged], title: str) -> PanelFigure:
 
     def series(kind: str, axis: str) -> Iterator[Series]:
         for name in dict.fromkeys(row["name"] for row in judged if row["kind"] == kind):
-            points: list[Any] = [(100.0, 0.0)]
+            points = [(100.0, 0.0)]
             points += [
                 (100 * float(row[axis]), 100 * float(row["change"]))
                 for row in judged

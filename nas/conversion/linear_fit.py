@@ -22,7 +22,7 @@ from nas.recipe.distillation import Part, fitted_degree
 from search_spaces.forms import POLYNOMIAL_GATES
 
 RIDGE = 1e-3  # regularisation relative to the mean square of the inputs; nearly ignores directions that hardly vary
-POLYNOMIAL_RIDGE = 1e-4  # there are only three coefficients to each fit
+POLYNOMIAL_RIDGE = 1e-4  # the same for the few coefficients of a polynomial
 LEAST = 1e-12  # replaces a mean square of 0
 LENGTHS = tuple(2.0 ** (half / 2) for half in range(-6, 9))  # factors on the initial length of queries
 
@@ -49,7 +49,7 @@ def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], token
             ffn, source = model.architecture.layers[index].ffn, parent.architecture
             degree = fitted_degree(ffn, source.layers[index], source)
             assert degree is not None
-            fit_polynomial(layer, theirs, hidden_states[index][None], hidden_states[index + 1][None], degree)
+            fit_polynomial(layer, theirs, hidden_states[index], hidden_states[index + 1], degree)
             names = ["ffn.gate", "ffn.up"] if ffn in POLYNOMIAL_GATES else ["ffn.up", "ffn.down"]
         for name in names:
             parameters = layer.get_submodule(name).named_parameters()
@@ -103,15 +103,16 @@ def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, left: Tens
     """Fit an FFN with a polynomial activation in place, to bring the input of `down` nearest to the parent's.
 
     theirs: the parent's layer, with or without a gate. read, left: input of both layers and output of the parent's,
-        steps x batch x T x d_model; one sequence is run at a time. For each channel, the weighted sum of squares of
+        sequences x T x d_model; one sequence is run at a time. For each channel, the weighted sum of squares of
         h - (a x^2 + b x + c) u is minimised, where x is the input of the parent's activation, u the output of the
         parent's `up` (1 if `layer` has no gate), h the parent's input of `down`, and the weights are square roots of
         `weights_by_position`. The linears around the activation take up the coefficients, as far as `gate_of` can.
         degree: 1 for a = 0, or 2.
 
-    Rare inputs are large, so a fit needs thousands of tokens. Where a position's numbers are far larger, the fit must
-    neither neglect it nor serve it alone. KL from the parent on other text, in nats, if the activations of all layers
-    are replaced and nothing is trained (mixture of `experiments run mixture`, sequences of 512 tokens):
+    Large inputs are rare, so a fit needs thousands of tokens. Where the numbers at a position are far larger, the fit
+    must neither neglect that position nor serve it alone. KL from the parent on other text, in nats, if the activations
+    of all layers are replaced and nothing is trained (`mixture/recovery` of `experiments run mixture` in sequences of
+    512 tokens; by a script that was not kept):
 
         tokens of the fit, weights               SmolLM2-135M  Gemma 3 270M
         1,024, none                                     0.288
@@ -124,19 +125,19 @@ def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, left: Tens
     assert isinstance(ours, FeedForward)
     assert isinstance(parents, FeedForward)
     linear = parents.up if parents.gate is None else parents.gate
-    sequences = read.flatten(0, 1)
-    weight = weights_by_position(sequences, left.flatten(0, 1)).double().sqrt()
-    products, spread = weight.new_zeros(()), weight.new_zeros(())
-    for stream in sequences:
+    weight = weights_by_position(read, left).double().sqrt()
+    products = weight.new_zeros(())
+    for stream in read:
         source, wanted = (values[0] for values in _ffn_inputs(theirs, parents, stream[None]))
         gate, up = linear(source).double(), parents.up(source).double()
-        if not spread.dim():  # the first sequence's; any size will do that keeps the columns' sizes close
-            spread = gate.square().mean(dim=0).clamp(min=LEAST).sqrt()
         factor = torch.ones_like(up) if ours.gate is None else up
-        powers = [(gate / spread).pow(power) * factor for power in range(degree + 1)]
+        powers = [gate.pow(power) * factor for power in range(degree + 1)]
         columns = torch.stack([*powers, wanted.double()], dim=-1)  # T x d_ff x (degree + 2)
         products = products + torch.einsum("t,tfi,tfj->fij", weight, columns, columns)
-    slope, shift, scale = gate_of(_coefficients(products))
+    squares = products.diagonal(dim1=1, dim2=2).clamp(min=LEAST)
+    spread = (squares[:, 1] / squares[:, 0]).sqrt()  # a channel's usual |x|, the unit in which `gate_of` has its limits
+    scaled = [value * spread**power for power, value in enumerate(_coefficients(products))]
+    slope, shift, scale = gate_of(scaled)
     rows, bias, offset = linear.weight.double(), _bias(linear), _bias(parents.down)
     made = ours.up if ours.gate is None else ours.gate
     made.weight.copy_((slope / spread)[:, None] * rows)

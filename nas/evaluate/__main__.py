@@ -42,7 +42,7 @@ from nas.study.parent import find_parent
 
 NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 64, 32, 64  # at most, for what both models write
 SAY_EVERY_S = 15.0  # seconds between lines on the progress of a part
-FORMAT = 1  # version of the results in the .jsonl file
+FORMAT = 2  # version of the results in the .jsonl file
 BEGINNING = b'{"key": "'  # of a line in the .jsonl file
 PROBE_CHARACTERS = 4096  # compared of each text; tokenizers that encode texts differently do so early
 
@@ -157,8 +157,9 @@ def evaluate(
     if output.suffix != ".md":
         raise UserError(f"--output must be a Markdown file, which ends with .md, but got {output}.")
     kept = output.with_suffix(".jsonl")
-    if output.exists() and not kept.exists():
-        raise UserError(f"--output {output} is no evaluation, since {kept} is not beside it; name another file.")
+    for path in (output, output.with_suffix(".csv")):
+        if path.exists() and not kept.exists():
+            raise UserError(f"--output {path} is no evaluation, since {kept} is not beside it; name another file.")
     parts = Parts(kept)
     chosen, others = ([], []) if tasks is None else read_tasks(tasks, only or [], items)
     documents = {folder: second_source(folder).documents for folder in folders}

@@ -24,12 +24,13 @@ Answers: TypeAlias = Sequence[tuple[float, bool, int]]  # log-likelihood, greedi
 
 
 class Row(NamedTuple):
-    """A result as a row of a CSV file; None where it does not apply.
+    """A result, as a row of a CSV file. A field that does not apply is None, an empty cell.
 
-    kind: text, task, mean or writing. size: tokens, items or continuations. of_parent, of_model: perplexity of a
-    text, accuracy of a task from 0 to 1, or number of collapsed continuations. change: of perplexity as a share of the
-    parent's; of accuracy, a difference. change_low, change_high: 95 % interval. kl_nats: KL(parent || model) in nats.
-    agreement: top-1 agreement, or the share of items with the same choice.
+    kind: text, task, mean (over the tasks) or writing. size: number of tokens, items or continuations. of_parent,
+    of_model: perplexity of a text, accuracy on a task from 0 to 1, or number of continuations that collapse. change: of
+    perplexity, as a share of the parent's; otherwise of_model - of_parent. change_low, change_high: the ends of its
+    95 % interval. kl_nats: KL(parent || model) in nats per token. agreement: top-1 agreement, or the share of items
+    with the same choice.
     """
 
     kind: str
@@ -127,7 +128,7 @@ def task_lines(columns: Mapping[Task, Numbers]) -> list[str]:
             f"{sums.whole[1] / sums.whole[0]:.1%}",
             shown("{:.1%}", lambda part: part[2] / part[0], sums),
             shown("{:.1%}", lambda part: part[3] / part[0], sums),
-            shown("{:+.1f}", lambda part: 100 * (part[3] - part[2]) / part[0], sums),
+            shown("{:+.1f}", lambda part: 100 * _difference(part), sums),
             shown("{:.0%}", retention, sums) if parents_low > 0 else "the parent guesses",
             shown("{:.1%}", lambda part: part[4] / part[0], sums),
         ]
@@ -141,8 +142,8 @@ def task_rows(columns: Mapping[Task, Numbers]) -> Iterator[Row]:
     for task, sums in _with_mean(columns):
         kind, name, size = ("mean", "tasks", num_items) if task is None else ("task", task.name, len(columns[task]))
         _, _, parent, model, differing = sums.whole / sums.whole[0]
-        low, high = interval((sums.samples[:, 3] - sums.samples[:, 2]) / sums.samples[:, 0])
-        yield Row(kind, name, size, parent, model, model - parent, low, high, None, 1 - differing)
+        change, ends = _difference(sums.whole), interval(_difference(sums.samples.T))
+        yield Row(kind, name, size, parent, model, float(change), *ends, None, 1 - differing)
 
 
 def _with_mean(columns: Mapping[Task, Numbers]) -> list[tuple[Task | None, Sums]]:
@@ -151,6 +152,16 @@ def _with_mean(columns: Mapping[Task, Numbers]) -> list[tuple[Task | None, Sums]
     shares = [Sums(sums.whole / sums.whole[0], sums.samples / sums.samples[:, :1]) for sums in by_task.values()]
     mean = Sums(*(np.mean(parts, axis=0) for parts in zip(*shares, strict=True)))
     return [*by_task.items(), *([(None, mean)] if len(by_task) > 1 else [])]
+
+
+def _difference(columns: Numbers) -> Numbers:
+    """Return the difference of accuracies, from sums of the columns of `task_columns`."""
+    return np.asarray((columns[3] - columns[2]) / columns[0])
+
+
+def _change(columns: Numbers) -> Numbers:
+    """Return the change of perplexity as a share of the parent's, from sums of the fields of `Compared`."""
+    return np.asarray(np.expm1((columns[2] - columns[1]) / columns[0]))
 
 
 def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
@@ -165,7 +176,7 @@ def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
             str(len(rows)),
             shown("{:.2f}", lambda part: np.exp(part[1] / part[0]), sums),
             shown("{:.2f}", lambda part: np.exp(part[2] / part[0]), sums),
-            shown("{:+.1%}", lambda part: np.expm1((part[2] - part[1]) / part[0]), sums),
+            shown("{:+.1%}", _change, sums),
             shown("{:.4f}", lambda part: part[3] / part[0], sums),
             shown("{:.1%}", lambda part: part[4] / part[0], sums),
         ]
@@ -178,15 +189,14 @@ def text_rows(documents: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Ro
     for name, rows in documents.items():
         sums = sums_of(rows)
         num_tokens, parent, model, divergence, agreements = sums.whole
-        change = np.expm1((model - parent) / num_tokens)
-        ends = interval(np.expm1((sums.samples[:, 2] - sums.samples[:, 1]) / sums.samples[:, 0]))
+        change, ends = float(_change(sums.whole)), interval(_change(sums.samples.T))
         perplexities = np.exp(parent / num_tokens), np.exp(model / num_tokens)
         parts = divergence / num_tokens, agreements / num_tokens
         yield Row("text", name, int(num_tokens), *perplexities, change, *ends, *parts)
 
 
 def writing_row(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]]) -> Row:
-    """Return how many of the continuations collapse."""
+    """Return the row with the numbers of continuations that collapse."""
     theirs, ours = (sum(map(collapses, each)) for each in (parent, model))
     return Row("writing", "collapsed continuations", len(model), theirs, ours, ours - theirs, None, None, None, None)
 

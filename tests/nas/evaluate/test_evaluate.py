@@ -24,7 +24,6 @@ from nas.evaluate.table import sums_of, task_columns, task_lines, task_rows, tex
 from nas.evaluate.tasks import Item, Task, read_tasks  # noqa: E402
 from nas.evaluate.texts import collapses, compared, first_difference, windows_of, written  # noqa: E402
 from nas.model.decoder import build  # noqa: E402
-from nas.model.onednn import onednn_linears  # noqa: E402
 from search_spaces.notation import parse  # noqa: E402
 from tests.small_models import GPT2, LLAMA  # noqa: E402
 
@@ -132,17 +131,6 @@ def test_shared_contexts_change_nothing(name, base):
         logits = model(torch.tensor([context + after])[:, :-1]).logits[0, -len(after) :].log_softmax(dim=-1)
         expected = float(logits.gather(1, torch.tensor(after)[:, None]).sum())
         assert ours.log_likelihood == pytest.approx(expected, abs=1e-4)
-
-
-def test_linears_by_onednn_differ_by_rounding():
-    source, linear = torch.randn(2, 40, 48), torch.nn.Linear(48, 56)
-    wanted = linear(source)
-    with onednn_linears():
-        torch.testing.assert_close(linear(source), wanted, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(linear(source[:, :1]), wanted[:, :1], rtol=1e-5, atol=1e-5)
-        assert torch.equal(
-            linear.double()(source.double()), torch.nn.functional.linear(source.double(), linear.weight, linear.bias)
-        )
 
 
 def test_the_words_of_a_continuation(there: Path) -> None:
@@ -288,6 +276,7 @@ def test_a_killed_evaluation_continues(there, tmp_path, capsys, monkeypatch):
         ("parent --versus parent --text prose --items 0", "--items must be at least 1, but got 0"),
         ("parent --versus parent --text prose --output out", "--output must be a Markdown file"),
         ("parent --versus parent --text prose --output there.md", "--output there.md is no evaluation"),
+        ("parent --versus parent --text prose --output numbers.md", "--output numbers.csv is no evaluation"),
         ("unlike --versus parent --text prose", "must have the tokenizer of parent, since"),
         ("begins --versus parent --text prose", "one begins a text with '<s>' and the other with None"),
         ("absent.gguf --versus parent --text prose", "absent"),
@@ -297,6 +286,8 @@ def test_bad_input_is_refused_in_a_line(there, tmp_path, monkeypatch, capsys, ar
     for name in there.iterdir():
         (tmp_path / name.name).symlink_to(name)
     (tmp_path / "there.md").write_text("my notes")
+    (tmp_path / "numbers.csv").write_text("my numbers")
+    (tmp_path / "numbers.csv").touch()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     assert evaluated(*args.split()) == 2
