@@ -50,7 +50,7 @@ class BlockwiseDistillation:
     batch: int = 8
     least_steps: int = 32  # with 4, the rank correlation of scores and trainings on the proxy is 0.44, not 0.64
     learning_rate: float = 1e-3
-    polynomial_rate: float = 2.5e-4
+    polynomial_rate: float = 2e-5
     power8_rate: float = 1e-4
     freezing_share: float = 0.25
     lowered: bool = False
