@@ -31,7 +31,7 @@ from nas.training.distillation.parts import modules_of
 from nas.training.distillation.sub_layers import SubLayer
 
 RATE_WIDTH = 96  # width of the parent with which the learning rates were chosen
-FIT_ROWS = 8  # a linear FFN is fitted over this many tokens per row of its weight
+FIT_ROWS = 8  # an FFN is fitted over this many tokens per row of a weight of d_model rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,16 +132,16 @@ def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenState
 
     A linear FFN, and a polynomial in place of the parent's activation, start at the least-squares fit to the parent's
     layer; queries for eighth powers in place of another softmax start at the length that fits best. Other forms start
-    with the weights of `nas.conversion.transfer`. A linear FFN is fitted over the first `steps_to_fit` steps of
-    `hidden_states`, a polynomial over all, and queries over the first.
+    with the weights of `nas.conversion.transfer`. A linear FFN and a polynomial are fitted over the first `steps_to_fit`
+    steps of `hidden_states`, and queries over the first.
     """
     theirs, device = parent.model.architecture.layers[sub_layer.depth], hidden_states.read.device
     block = _untrained(parent, sub_layer).to(device)
     degree = fitted_degree(sub_layer.form, theirs, parent.model.architecture)
+    read, left = (stream[: steps_to_fit(stream)].flatten(0, 1) for stream in hidden_states)
     if sub_layer.form == "fused":
-        fit_linear(block, *(stream[: steps_to_fit(stream)].flatten(0, 1) for stream in hidden_states))
+        fit_linear(block, read, left)
     elif degree:
-        read, left = (stream.flatten(0, 1) for stream in hidden_states)
         original = SubLayer(sub_layer.depth, "ffn", theirs.norm2, theirs.ffn)
         fit_polynomial(block, _untrained(parent, original).eval().to(device), read, left, degree)
     elif sub_layer.form == "power8" and theirs.attention not in ("power8", "none"):
