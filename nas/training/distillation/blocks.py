@@ -132,8 +132,8 @@ def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenState
 
     A linear FFN, and a polynomial in place of the parent's activation, start at the least-squares fit to the parent's
     layer; queries for eighth powers in place of another softmax start at the length that fits best. Other forms start
-    with the weights of `nas.conversion.transfer`. A linear FFN and a polynomial are fitted over the first `steps_to_fit`
-    steps of `hidden_states`, and queries over the first.
+    with the weights of `nas.conversion.transfer`. FFNs are fitted over the first `steps_to_fit` steps of
+    `hidden_states`, and queries over the first.
     """
     theirs, device = parent.model.architecture.layers[sub_layer.depth], hidden_states.read.device
     block = _untrained(parent, sub_layer).to(device)
