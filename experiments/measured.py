@@ -1,7 +1,6 @@
 """Speeds of training steps measured side by side, and their rows: printed and written to a file one by one."""
 
 import csv
-import io
 import platform
 import time
 import traceback
@@ -17,7 +16,6 @@ from torch._dynamo.utils import counters
 
 from costmodel.errors import StoppedError
 from nas.malloc import release_freed_memory
-from nas.storage import replace_file
 
 COLUMNS = ("part", "name", "value", "unit", "card", "torch", "date")
 WARM_UP = {"cpu": 2, "cuda": 12}  # steps before the measured ones, in which code is compiled and kernels are chosen
@@ -158,10 +156,3 @@ def processor() -> str:
 def num_compiled() -> int:
     """Return the number of graphs that torch.compile compiled in this process so far."""
     return int(counters["stats"]["unique_graphs"])
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Write a table with a header as CSV, in place of any file at `path`. Raises OSError."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
-    replace_file(path, text.getvalue())

@@ -21,12 +21,11 @@ from rich.table import Table
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.errors import UserError
 from costmodel.report.tables import table
-from experiments.measured import write_csv
 from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import write_pretrained
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights
-from nas.storage import RUNS, replace_file
+from nas.storage import RUNS, replace_file, write_csv
 from search_spaces.notation import parse
 
 COLUMNS = (

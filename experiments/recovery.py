@@ -22,13 +22,12 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.report.tables import table
-from experiments.measured import write_csv
 from nas.conversion.parent import read_parent_architecture
 from nas.conversion.pretrained import CHECKSUMS_FILE
 from nas.evaluate.table import Row
 from nas.report.draw import draw_panels, save_figure
 from nas.report.front_figures import LinePanel, PanelFigure, Series
-from nas.storage import RUNS, locked, replace_file
+from nas.storage import RUNS, locked, replace_file, write_csv
 from nas.train import CONFIG_FILE
 from search_spaces.budget.priced_space import price_architecture
 from search_spaces.lower import Workload
@@ -44,13 +43,11 @@ class Model:
     Attributes:
         placement: Its layers, as `nas.train` takes them.
         tokens, seed: Training tokens and seed.
-        flags: Further flags of `nas.train`, beside those of all models.
     """
 
     placement: str
     tokens: int
     seed: int = 0
-    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +100,9 @@ def _judged(name: str, settings: Settings, folder: Path, pricer: Pricer, console
     mixture, made_with = Path(settings.mixture), folder / f"{name}.json"
     source = ("--parent", settings.parent, "--scale", "parent", "--data", str(mixture / "recovery"))
     size = ("--tokens", str(model.tokens), "--seed", str(model.seed))
-    wanted = [model.placement, *source, *size, *settings.train, *model.flags]
-    if made_with.exists() and json.loads(made_with.read_text(encoding="utf-8")) != wanted:
+    wanted = [model.placement, *source, *size, *settings.train]
+    is_begun = made_with.exists() and (trained.exists() or exported.exists())
+    if is_begun and json.loads(made_with.read_text(encoding="utf-8")) != wanted:
         others = f"delete {made_with}, {trained} and {exported}"
         raise UserError(f"{trained} must have been trained with the experiment's settings, but was not; {others}.")
     replace_file(made_with, json.dumps(wanted))

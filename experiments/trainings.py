@@ -20,13 +20,13 @@ from rich.console import Console
 
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
-from experiments.measured import write_csv
 from nas.conversion.parent import Parent, load_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate, candidate_id, recipe_at, trial_id
 from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.recipe import SCALES, ScaleName
+from nas.storage import write_csv
 from nas.study.worker import worker_env
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of

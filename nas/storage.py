@@ -1,9 +1,11 @@
-"""The folder of runs, locks on the folders of runs and trainings, and replacement of files in one step."""
+"""The folder of runs, locks on the folders of runs and trainings, and files that are replaced in one step."""
 
+import csv
 import fcntl
+import io
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,3 +75,10 @@ def _took(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Write a table with a header as CSV, in place of any file at `path`. Raises OSError."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    replace_file(path, text.getvalue())

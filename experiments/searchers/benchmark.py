@@ -18,7 +18,6 @@ from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
 from costmodel.report.tables import table
-from experiments.measured import write_csv
 from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay
 from experiments.searchers.table import CONFIGS, TablePart, table_rows, table_space
 from experiments.searchers.table import Settings as TableSettings
@@ -28,7 +27,7 @@ from nas.recipe.distillation import parent_architecture
 from nas.report.draw import draw_panels, save_figure
 from nas.report.front_figures import LinePanel, PanelFigure, Series
 from nas.searchers.strategy import SearchProblem
-from nas.storage import RUNS
+from nas.storage import RUNS, write_csv
 from nas.study.schedule import GENERATION_SIZE
 from nas.training.distillation.sub_layers import from_csv
 from search_spaces.budget.feasible import within_budget

@@ -4,8 +4,6 @@ docs/evaluation.md explains the results. Beside the table, a .csv file has its n
 .jsonl file there, a line each, so that an interrupted evaluation continues.
 """
 
-import csv
-import io
 import json
 import os
 import sys
@@ -37,7 +35,7 @@ from nas.evaluate.tasks import Task, read_tasks
 from nas.evaluate.texts import Text, compared, prompts, windows_of, written
 from nas.model.decoder import Decoder
 from nas.model.onednn import onednn_linears
-from nas.storage import replace_file
+from nas.storage import replace_file, write_csv
 from nas.study.parent import find_parent
 
 NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 64, 32, 64  # at most, for what both models write
@@ -170,9 +168,7 @@ def evaluate(
     with onednn_linears():
         lines, rows = _evaluated(asked, parts)
     replace_file(output, "\n".join(lines) + "\n")
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows([Row._fields, *rows])
-    replace_file(output.with_suffix(".csv"), table.getvalue())
+    write_csv(output.with_suffix(".csv"), Row._fields, rows)
     print("\n".join(lines))
     _say(f"written to {output}")
 

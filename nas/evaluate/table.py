@@ -207,9 +207,9 @@ def writing_lines(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]
     num_equal = places.count(None)
     median = statistics.median(math.inf if place is None else place for place in places)
     where = "most are equal to their end" if math.isinf(median) else f"at token {median:g} in the median"
-    num_theirs, num_ours = (sum(map(collapses, each)) for each in (parent, model))
+    row = writing_row(parent, model)
     return [
-        f"Of {len(model)} greedy continuations of at most {num_new} tokens, {num_ours} of the model and {num_theirs} "
-        f"of the parent collapse into repetition: each of the last {TAIL} tokens equals the one p before it, for some "
-        f"p up to {LONGEST_CYCLE}. The two first differ {where}; {num_equal} do not differ."
+        f"Of {row.size} greedy continuations of at most {num_new} tokens, {row.of_model} of the model and "
+        f"{row.of_parent} of the parent collapse into repetition: each of the last {TAIL} tokens equals the one p "
+        f"before it, for some p up to {LONGEST_CYCLE}. The two first differ {where}; {num_equal} do not differ."
     ]

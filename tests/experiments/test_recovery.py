@@ -63,13 +63,13 @@ def settings(**models):
 
 
 def test_training_and_export_are_done_once(commands, tmp_path):
-    asked = settings(first={"placement": "12xMSMGo", "tokens": 64, "seed": 3, "flags": ["--device", "cpu"]})
+    asked = settings(first={"placement": "12xMSMGo", "tokens": 64, "seed": 3})
     run("small", asked, Console(width=200))
     folder = Path("runs/experiments/small")
     train, export, evaluate = commands
     assert train == [
         *f"nas.train 12xMSMGo --parent {PARENT} --scale parent --data mixture/recovery --tokens 64 --seed 3".split(),
-        *f"--seq-len 64 --device cpu --output-dir {folder}/first".split(),
+        *f"--seq-len 64 --output-dir {folder}/first".split(),
     ]
     assert export == f"nas.export {folder}/first --fold --output-dir {folder}/first-private".split()
     assert evaluate[:4] == ["nas.evaluate", f"{folder}/first-private", "--versus", str(PARENT)]
@@ -87,8 +87,8 @@ def test_training_and_export_are_done_once(commands, tmp_path):
 
 def test_a_stopped_training_continues(commands):
     with pytest.raises(UserError, match=r"nas\.train must end without an error, but its exit status is 1"):
-        run("small", settings(first={"placement": "12xMSMGo", "tokens": 64, "flags": ["stop"]}), Console(width=200))
-    run("small", settings(first={"placement": "12xMSMGo", "tokens": 64, "flags": ["stop"]}), Console(width=200))
+        run("small", settings(first={"placement": "stop", "tokens": 64}), Console(width=200))
+    run("small", settings(first={"placement": "stop", "tokens": 64}), Console(width=200))
     assert commands[1] == ["nas.train", "--resume", "runs/experiments/small/first"]
 
 
