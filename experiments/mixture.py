@@ -256,6 +256,13 @@ def _dialogues(paths: Iterable[Path]) -> Iterator[Document]:
         yield f"{path.parent.name}-{path.stem}", "\n\n".join(lines)
 
 
+def _stories(paths: Iterable[Path]) -> Iterator[Document]:
+    """What missions, worlds and ships of Endless Sky tell, in lines of at least 40 characters."""
+    for path in paths:
+        told = re.findall(r"""(?m)^\s+(?:(?:description|spaceport) )?([`"])\s*(.{40,}?)\1\s*$""", _read(path))
+        yield path.stem, "\n\n".join(line for _, line in told)
+
+
 def _conversations(paths: Iterable[Path]) -> Iterator[Document]:
     """The dialogues of chatterbot-corpus, with the turns of A and B."""
     for path in paths:
@@ -307,4 +314,5 @@ READERS: dict[str, Callable[[Iterable[Path]], Iterator[Document]]] = {
     "quotations": _quotations,
     "r-strings": _r_strings,
     "stdlib": _stdlib,
+    "stories": _stories,
 }

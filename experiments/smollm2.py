@@ -43,7 +43,10 @@ from search_spaces.budget.priced_space import price_architecture
 from search_spaces.notation import parse
 
 CONFIGS = Path(__file__).parent / "configs"
-UNTAUGHT = RecipeChanges(distillation=DistillationChanges(prediction_weight=0.0, hidden_state_weight=0.0))
+UNTAUGHT = RecipeChanges(  # candidates start closer to their final loss than the parent, so their rate is lower
+    scale=ScaleChanges(batch=8, learning_rate=2e-4),
+    distillation=DistillationChanges(prediction_weight=0.0, hidden_state_weight=0.0),
+)
 PICKS = "best", "knee"
 DOCUMENTED_FILES = 160  # files per package, for about as much English as Python
 DOCUMENT = range(2_000, 40_000)  # characters of the docstrings of a file that is used
@@ -59,8 +62,6 @@ class Settings:
         parent, own, space: File of the parent in the current folder, its placement, and file of the space in
             `experiments/configs`.
         parent_tokens, tokens: Training tokens of the parent, and of each candidate.
-        batch, learning_rate: Sequences per step, and learning rate, of candidates. They start closer to their final
-            loss than the parent did, so the rate is lower than the parent's.
         prompt, new_tokens: What the parent and the picks answer privately, under `answer_protocols`.
     """
 
@@ -76,8 +77,6 @@ class Settings:
     num_proxy_evals: int
     finalist_seeds: int
     tokens: int
-    batch: int
-    learning_rate: float
     prompt: str
     new_tokens: int
     answer_protocols: tuple[str, ...]
@@ -140,14 +139,12 @@ def _searched(name: str, settings: Settings, parent: Path, folder: Path, console
     if (place / "meta.json").exists():
         searched = load_run(place).resume(console=console)
     else:
-        batch, rate = settings.batch, settings.learning_rate
         study = Study(
             **{flag: getattr(settings, flag) for flag in SEARCH_FLAGS},
             space=str(CONFIGS / settings.space),
             parent=str(parent),
             data=str(training_text(folder / "text")),
             second_eval_data=str(_english(folder / "english")),
-            recipe=RecipeChanges(scale=ScaleChanges(batch=batch, micro_batch=batch, learning_rate=rate)),
         )
         searched = study.run(output_dir=place, console=console)
     shown = models(searched)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -88,7 +89,15 @@ class Parent(NamedTuple):
         architecture = self.model.architecture
         if architecture.folded:
             raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
-        return DistillationSchedule(parent=self.digest, placement=placement(architecture), spread_over_depth=True)
+        weights = self.model.weights.items()
+        linears = [value.double() for name, value in weights if "layers." in name and value.ndim == 2]
+        squares, count = sum(value.square().sum().item() for value in linears), sum(value.numel() for value in linears)
+        return DistillationSchedule(
+            parent=self.digest,
+            placement=placement(architecture),
+            spread_over_depth=True,
+            weight_rms=math.sqrt(squares / count) if count else None,
+        )
 
     def tables_on(self, base: Architecture, scale: Scale) -> Architecture:
         """Return `base` with the parent's vocab_size and context, or unchanged if the scale has its own vocab_size."""

@@ -17,6 +17,7 @@ from nas.recipe.distillation import (
     student_architecture,
 )
 from nas.recipe.recipe import (
+    PARENT_STEP,
     SCALES,
     EntropyRegularisation,
     Recipe,
@@ -123,6 +124,7 @@ def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
     else:
         later = ("teacher_top_k", "trainable", "blockwise_tokens", "hidden_state_weight", "kept_layers")
         _leave_out_defaults(recipe["distillation"], distillation, later)
+        del recipe["distillation"]["weight_rms"]  # the learning rate says what it changed
         if not fitted_parts(architecture, parent_architecture(distillation, architecture)):
             del recipe["distillation"]["linear_fit_tokens"]
         layers = candidate.architecture.layers
@@ -190,7 +192,8 @@ def recipe_at(
 
     At scale `paper`, data `codeparrot` and `languini`, also as NAME:FOLDER, have the recipes of their papers.
 
-    entropy_regularised: whether the recipe has an entropy regulariser. seq_len, tokens: None for the recipe's own.
+    entropy_regularised: whether the recipe has an entropy regulariser. seq_len, tokens: None for the recipe's own; at
+        scale `parent`, the batch follows `seq_len`, so that a step has PARENT_STEP tokens, or one longer sequence.
     Raises UserError for a number out of range.
     """
     corpus = data.partition(":")[0] if name == "paper" else ""
@@ -200,4 +203,8 @@ def recipe_at(
     recipe = recipe if distillation is None else from_parent(recipe, distillation)
     scale = recipe.scale
     seq_len, tokens = scale.seq_len if seq_len is None else seq_len, scale.tokens if tokens is None else tokens
-    return replace(recipe, scale=replace(scale, seq_len=seq_len, tokens=tokens))
+    scale = replace(scale, seq_len=seq_len, tokens=tokens)
+    if name == "parent":
+        batch = max(1, PARENT_STEP // seq_len)
+        scale = replace(scale, batch=batch, micro_batch=batch)
+    return replace(recipe, scale=scale)

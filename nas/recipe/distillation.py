@@ -50,6 +50,7 @@ class DistillationSchedule:
         kept_layers: number of first layers that stay exactly the parent's, with its embedding; None if all may be
             trained.
         hidden_state_weight: weight, in the loss, of the hidden states' relative error against the parent's.
+        weight_rms: root mean square of the weights of the parent's linears, without the output table; None if unknown.
 
     Raises UserError if a share, weight or number of tokens is out of range.
     """
@@ -66,6 +67,7 @@ class DistillationSchedule:
     blockwise_tokens: int = 0
     hidden_state_weight: float = 0.0
     kept_layers: int | None = None
+    weight_rms: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_share < self.end_share <= 1:

@@ -108,6 +108,11 @@ class Scale:
         return math.ceil(self.warmup_share * self.num_steps)
 
 
+PARENT_STEP = 512  # tokens of a step at scale `parent`: sequences of other lengths change the batch
+# Learning rate at scale `parent`, over the root mean square of the parent's weights. Best rates differ between parents
+# as these do: 5e-5 for SmolLM2-135M (0.19), 1e-5 for Gemma 3 270M (0.034), which 5e-5 ruins (docs/research-log.md).
+PARENT_RATE = 2.6e-4
+
 _SIZES: dict[ScaleName, tuple[float | None, ...]] = {
     # head_dim, vocab_size, seq_len, tokens, batch, micro_batch, learning_rate, validation_tokens
     # Seconds on one core, for tests and for trying a command out.
@@ -117,9 +122,9 @@ _SIZES: dict[ScaleName, tuple[float | None, ...]] = {
     # tokens; with AdamW, architectures without norms diverge at it. Validation uses nearly all of five large files of
     # the standard library.
     "proxy": (8, 512, 128, 524_288, 8, 8, 1.2e-2, 65_536),
-    # For a trained parent, a small language model, on a few cores: a few minutes of recovery per candidate, six for
-    # SmolLM2-135M on two cores.
-    "parent": (None, None, 128, 131_072, 8, 4, 2e-4, 32_768),
+    # For a trained parent, a small language model, on a few cores: eleven minutes of recovery per candidate for
+    # SmolLM2-135M on one core. A step has PARENT_STEP tokens; `from_parent` adapts the rate to the parent's weights.
+    "parent": (None, None, 128, 131_072, 4, 4, 5e-5, 32_768),
     # For one GPU: under an hour per candidate by arithmetic, not measured yet.
     "gpu": (32, 16_384, 128, 200_000_000, 256, 128, 1e-3, 1_048_576),
     # Source: arXiv 2410.13060, training code: 65,536 tokens a step, 2.1e9 tokens, AdamW at 1e-3.
@@ -318,8 +323,9 @@ def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:
 
     The recipe gets AdamW, early freezing, so that most of the training is recovery, a decay to 2 % of the peak rate,
     and weight 10 for hidden states, or 0 if predictions have weight 0. At scale `parent`, new sub-layers are first
-    trained on their own, and then only changed parts (`trainable`). Other scales get an eighth of the rate, half the
-    batch and five eighths of the tokens, as chosen at scale `proxy` (`experiments/data/fidelity-levers.csv`).
+    trained on their own, and then only changed parts (`trainable`), at PARENT_RATE x `weight_rms`. Other scales get an
+    eighth of the rate, half the batch and five eighths of the tokens, as chosen at scale `proxy`
+    (`experiments/data/fidelity-levers.csv`).
     """
     scale, freezing = recipe.scale, Freezing(start_share=0.02, end_share=0.25)
     recipe = replace(recipe, optimizer="adamw", final_rate_share=0.02, freezing=freezing)
@@ -327,7 +333,9 @@ def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:
     distillation = replace(distillation, hidden_state_weight=weight)
     if scale.name == "parent":
         distillation = replace(distillation, blockwise_tokens=32_768, teacher_top_k=64, trainable="changed")
-        return replace(recipe, distillation=distillation)
+        rms = distillation.weight_rms
+        rate = scale.learning_rate if rms is None else float(f"{PARENT_RATE * rms:.2g}")
+        return replace(recipe, scale=replace(scale, learning_rate=rate), distillation=distillation)
     batch = max(1, scale.batch // 2)
     changed = replace(
         scale,

@@ -48,6 +48,9 @@ def builtin() -> Parent:
 def test_the_builtin_parent_is_small_and_is_what_the_default_space_starts_from(builtin: Parent) -> None:
     assert sum(path.stat().st_size for path in BUILTIN_FOLDER.iterdir()) < 8e6
     assert builtin.distillation.placement == "12xLSLGo"
+    linears = [layer.weight for layer in builtin.decoder().layers.modules() if isinstance(layer, torch.nn.Linear)]
+    squares = torch.cat([weight.flatten() for weight in linears]).square()
+    assert builtin.distillation.weight_rms == pytest.approx(squares.mean().sqrt().item(), rel=1e-5)
     require_fit(builtin, trained_architecture(BASES["gpt2-small"], PROXY))
 
 

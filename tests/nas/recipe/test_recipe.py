@@ -297,6 +297,20 @@ def test_a_schedule_without_predictions_uses_no_hidden_states(scale, distillatio
     assert taught.hidden_state_weight == streams
 
 
+@pytest.mark.parametrize(("seq_len", "batch"), [(None, 4), (200, 2), (512, 1), (1024, 1)])
+def test_at_scale_parent_the_length_of_a_sequence_decides_how_many_a_step_has(seq_len, batch):
+    scale = recipe_at("parent", "stdlib", entropy_regularised=False, seq_len=seq_len).scale
+    assert (scale.batch, scale.micro_batch) == (batch, batch)
+
+
+def test_at_scale_parent_the_rate_is_in_proportion_to_the_weights_of_the_parent():
+    schedules = [DistillationSchedule(parent="p", placement="4xLSLGo", weight_rms=rms) for rms in (0.193, 0.0344)]
+    recipes = [recipe_at("parent", "stdlib", entropy_regularised=False, distillation=each) for each in schedules]
+    assert [recipe.scale.learning_rate for recipe in recipes] == [5.0e-5, 8.9e-6]
+    others = [from_parent(Recipe(scale=SCALES["smoke"]), each) for each in schedules]
+    assert len({candidate_id(Candidate(architecture=sized("SM+R"), recipe=recipe)) for recipe in others}) == 1
+
+
 def test_a_linear_fit_is_a_part_of_those_candidates_that_have_one():
     recipe, distillation = Recipe(scale=SCALES["smoke"]), DistillationSchedule(parent="p", placement="4xLSLGo")
     recipes = [
