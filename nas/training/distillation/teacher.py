@@ -172,6 +172,7 @@ class CachedTeacher(Teacher):
         self.lowered = lowered
         self.predictions_path, self.hidden_states_path = predictions_path, hidden_states_path
         self.most_likely = min(most_likely, model.architecture.vocab_size - 1)
+        self._last: tuple[Tensor, Tensor, list[Tensor]] | None = None
 
     def lessons(
         self, indices: Sequence[int], inputs: Tensor, num_parts: int, *, predictions: bool, hidden_states: bool
@@ -202,12 +203,12 @@ class CachedTeacher(Teacher):
     @torch.no_grad()
     def _predicted(self, inputs: Tensor) -> Records:
         """Return records, sequences x T x tokens. inputs: sequences x T."""
-        vocab_size = self.model.architecture.vocab_size
-        num = max(1, LOGITS_AT_A_TIME // (inputs.shape[1] * vocab_size))
+        features, _ = self._passed(inputs)
+        num = max(1, LOGITS_AT_A_TIME // (inputs.shape[1] * self.model.architecture.vocab_size))
         parts = []
-        for some in torch.split(inputs, num):
+        for some in torch.split(features, num):
             with bf16_products("cpu", enabled=self.lowered):
-                logits = self.model(some, with_entropies=False).logits.float()  # sequences x T x vocab
+                logits = self.model.logits_of(some).float()  # sequences x T x vocab
             parts.append(functional.log_softmax(logits, dim=-1).topk(self.most_likely, dim=-1))
         values, tokens = (torch.cat(list(part)) for part in zip(*parts, strict=True))
         records = np.empty(tokens.shape, dtype=RECORD)
@@ -217,9 +218,17 @@ class CachedTeacher(Teacher):
     @torch.no_grad()
     def _normed(self, inputs: Tensor) -> Records:
         """Return records, sequences x layers x T x d_model. inputs: sequences x T."""
-        with bf16_products("cpu", enabled=self.lowered):
-            hidden_states = self.model.hidden_states(inputs)
+        _, hidden_states = self._passed(inputs)
         return self.normed(hidden_states).numpy()
+
+    def _passed(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return features and hidden states; a step that lacks predictions and hidden states runs the model once."""
+        if self._last is None or not self._last[0].equal(inputs):
+            hidden_states: list[Tensor] = []
+            with bf16_products("cpu", enabled=self.lowered):
+                features, _ = self.model.features(inputs, with_entropies=False, hidden_states=hidden_states)
+            self._last = inputs, features, hidden_states
+        return self._last[1:]
 
 
 @final

@@ -41,7 +41,7 @@ def model() -> Decoder:
 class Refusing(Decoder):
     """Is never asked."""
 
-    def forward(self, *args, **kwargs):
+    def features(self, *args, **kwargs):
         raise AssertionError("computed what was kept")
 
 
@@ -115,10 +115,21 @@ def test_sequences_are_predicted_together_as_far_as_memory_says(model, monkeypat
     for logits, sizes in ((1 << 22, [3]), (2 * 8 * model.architecture.vocab_size, [2, 1]), (1, [1, 1, 1])):
         monkeypatch.setattr(teacher, "LOGITS_AT_A_TIME", logits)
         seen: list[int] = []
-        hook = model.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(len(inputs[0])))
+        hook = model.logits.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(len(inputs[0])))
         assert equal(CachedTeacher(model, 16).predictions([0, 1, 2], INPUTS), plain)
         hook.remove()
         assert seen == sizes
+
+
+def test_predictions_and_hidden_states_of_a_step_take_one_pass(model):
+    passes: list[Tensor] = []
+    model.layers[0].register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0]))
+    taught = CachedTeacher(model, 16)
+    for inputs in (INPUTS, INPUTS.flip(0)):
+        (lesson,) = taught.lessons([0, 1, 2], inputs, 1, predictions=True, hidden_states=True)
+        assert lesson.hidden_state_error is not None
+        assert lesson.hidden_state_error(model.hidden_states(inputs)) < 1e-5
+    assert len(passes) == 4  # two of them are the test's
 
 
 BASE = base_architecture("tiny", Dimensions(layers=4))
