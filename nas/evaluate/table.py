@@ -1,8 +1,8 @@
 """Results of an evaluation with their intervals, as Markdown and as rows of a CSV file.
 
-Intervals are from the 2.5th to the 97.5th percentile over samples, drawn with replacement, of documents of a text or
-items of a task. Samples are the same for both models, so the interval of a difference is a paired one. For the mean
-over tasks, each task is sampled separately.
+Intervals are from the 2.5th to the 97.5th percentile over samples, drawn with replacement, of documents of a text,
+items of a task, or continuations. Samples are the same for both models, so the interval of a difference is a paired
+one. For the mean over tasks, each task is sampled separately.
 
 Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 8 and 13.
 """
@@ -197,8 +197,10 @@ def text_rows(documents: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Ro
 
 def writing_row(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]]) -> Row:
     """Return the row with the numbers of continuations that collapse."""
-    theirs, ours = (sum(map(collapses, each)) for each in (parent, model))
-    return Row("writing", "collapsed continuations", len(model), theirs, ours, ours - theirs, None, None, None, None)
+    sums = sums_of([[collapses(tokens) for tokens in pair] for pair in zip(parent, model, strict=True)])
+    theirs, ours = map(int, sums.whole)
+    ends = interval(sums.samples[:, 1] - sums.samples[:, 0])
+    return Row("writing", "collapsed continuations", len(model), theirs, ours, ours - theirs, *ends, None, None)
 
 
 def writing_lines(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]], num_new: int) -> list[str]:
@@ -210,6 +212,7 @@ def writing_lines(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]
     row = writing_row(parent, model)
     return [
         f"Of {row.size} greedy continuations of at most {num_new} tokens, {row.of_model} of the model and "
-        f"{row.of_parent} of the parent collapse into repetition: each of the last {TAIL} tokens equals the one p "
-        f"before it, for some p up to {LONGEST_CYCLE}. The two first differ {where}; {num_equal} do not differ."
+        f"{row.of_parent} of the parent collapse into repetition ({row.change:+}, 95 % interval {row.change_low:+g} to "
+        f"{row.change_high:+g}): each of the last {TAIL} tokens equals the one p before it, for some p up to "
+        f"{LONGEST_CYCLE}. The two first differ {where}; {num_equal} do not differ."
     ]

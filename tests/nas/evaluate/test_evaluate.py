@@ -20,7 +20,7 @@ from nas.corpus.second import second_source  # noqa: E402
 from nas.evaluate import __main__ as command  # noqa: E402
 from nas.evaluate.__main__ import Parts, find_judged  # noqa: E402
 from nas.evaluate.likelihood import Request, likelihoods, request_of  # noqa: E402
-from nas.evaluate.table import sums_of, task_columns, task_lines, task_rows, text_lines, writing_lines  # noqa: E402
+from nas.evaluate.table import sums_of, task_columns, task_lines, task_rows, text_lines, writing_lines, writing_row  # noqa: E402
 from nas.evaluate.tasks import Item, Task, read_tasks  # noqa: E402
 from nas.evaluate.texts import collapses, compared, first_difference, windows_of, written  # noqa: E402
 from nas.model.decoder import build  # noqa: E402
@@ -189,7 +189,9 @@ def test_the_first_difference():
     assert first_difference([1, 2], [1, 3]) == 2
     assert first_difference([1, 2], [1]) == 2
     (line,) = writing_lines([[7] * 40, [1], [2]], [[7] * 40, [1], [3]], 40)
-    assert "1 of the model and 1 of the parent collapse" in line
+    assert "1 of the model and 1 of the parent collapse into repetition (+0, 95 % interval +0 to +0): each" in line
+    row = writing_row([[1]] * 10, [[7] * 40] * 3 + [[1]] * 7)
+    assert (row.of_parent, row.of_model, row.change, row.change_low, row.change_high) == (0, 3, 3, 1, 6)
     assert "most are equal to their end; 2 do not differ" in line
 
 
