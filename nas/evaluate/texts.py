@@ -10,8 +10,8 @@ from torch import Tensor
 from costmodel.errors import UserError
 from nas.corpus.documents import Document, fingerprint
 from nas.corpus.tokenizer import Encoder
-from nas.evaluate.likelihood import ROWS_AT_A_TIME, TOKENS_AT_A_TIME
-from nas.model.decoder import Decoder
+from nas.evaluate.likelihood import TOKENS_AT_A_TIME
+from nas.model.decoder import Decoder, log_probabilities
 from nas.model.self_attention import Past
 
 LONGEST = 512  # tokens of a window
@@ -97,13 +97,9 @@ def compared(
 
 def _measured(model: Decoder, parent: Decoder, tokens: Tensor) -> Tensor:
     """Return the numbers of `Compared` for each window. tokens: windows x (T + 1)."""
-    ours, theirs = (each.features(tokens[:, :-1], with_entropies=False)[0].flatten(0, 1) for each in (model, parent))
-    targets = tokens[:, 1:].flatten()
-    parts = []
-    for some in torch.split(torch.arange(len(targets)), ROWS_AT_A_TIME):
-        mine = model.logits_of(ours[some]).float().log_softmax(dim=-1)
-        wanted = parent.logits_of(theirs[some]).float().log_softmax(dim=-1)
-        losses = [-each.gather(1, targets[some, None])[:, 0].double() for each in (wanted, mine)]
+    targets, parts = tokens[:, 1:].flatten(), []
+    for rows, (mine, wanted) in log_probabilities(model, parent, tokens=tokens[:, :-1]):
+        losses = [-each.gather(1, targets[rows, None])[:, 0].double() for each in (wanted, mine)]
         divergence = (wanted.exp() * (wanted - mine)).sum(dim=-1).double()
         agrees = (mine.argmax(dim=-1) == wanted.argmax(dim=-1)).double()
         parts.append(torch.stack([torch.ones_like(divergence), *losses, divergence, agrees], dim=1))

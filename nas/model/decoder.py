@@ -25,6 +25,8 @@ from search_spaces.architecture import Architecture, num_heads, softmax_form
 INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
 INIT_WIDTH = 768
 MAX_TABLE_STD = 0.16  # from the rule at width 96; in narrower models, larger tables would predict their own tokens
+LOGITS_AT_A_TIME = 1 << 26  # of one product, 256 MiB; every product reads the whole output table
+COMPARED_AT_A_TIME = 1 << 22  # logits, 16 MiB: larger tensors, freed and allocated again, take five times as long
 
 # Calls a layer with the residual stream and whether entropies are wanted, the arguments of `Block.forward`.
 LayerFunction: TypeAlias = Callable[[nn.Module, Tensor, bool], Any]
@@ -78,6 +80,15 @@ class Decoder(PlainDecoder):
             return capped(wide_linear(features, self.logits.weight), self.logit_cap)
         return super().logits_of(features)
 
+    def logits_in_parts(self, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield slices of rows and their logits, rows x vocab, few at a time. features: as for `logits_of`."""
+        features, size = features.flatten(0, -2), self.architecture.vocab_size
+        at_once, compared = (max(1, logits // size) for logits in (LOGITS_AT_A_TIME, COMPARED_AT_A_TIME))
+        for start in range(0, len(features), at_once):
+            for offset, logits in enumerate(torch.split(self.logits_of(features[start : start + at_once]), compared)):
+                first = start + offset * compared
+                yield slice(first, first + len(logits)), logits
+
     def features(
         self, tokens: Tensor, *, with_entropies: bool, hidden_states: list[Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
@@ -106,6 +117,17 @@ class Decoder(PlainDecoder):
         hidden_states: list[Tensor] = []
         self.features(tokens, with_entropies=False, hidden_states=hidden_states)
         return hidden_states
+
+
+def log_probabilities(*models: Decoder, tokens: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
+    """Yield slices of the tokens' rows and, of each model, the log-probabilities of the next token, rows x vocab, fp32.
+
+    tokens: batch x T, whose rows are batch x T in one dimension. The models must have the same vocab_size.
+    """
+    features = [model.features(tokens, with_entropies=False)[0] for model in models]
+    parts = (model.logits_in_parts(each) for model, each in zip(models, features, strict=True))
+    for made in zip(*parts, strict=True):
+        yield made[0][0], [logits.float().log_softmax(dim=-1) for _, logits in made]
 
 
 def _recomputed(layer: nn.Module, stream: Tensor, with_entropy: bool) -> Any:

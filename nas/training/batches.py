@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus, require_chunks
 from nas.corpus.sequences import DocumentLoss, epoch_order, gather, held_out_targets, mean_loss, num_sequences
 from nas.model.cross_entropy import token_cross_entropies
-from nas.model.decoder import Decoder
+from nas.model.decoder import Decoder, log_probabilities
 from nas.model.onednn import onednn_linears
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import Scale
@@ -102,16 +103,13 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = 
 @onednn_linears()
 def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale, tokens: int = COMPARED) -> Agreement:
     """Compare a model with its parent, on one device. tokens: most validation tokens to use; `scale` may have fewer."""
-    device, sums, count = model.embed.weight.device, np.zeros(2), 0
+    device, divergence, num_equal, count = model.embed.weight.device, 0.0, 0, 0
     for inputs, _ in validation_batches(corpus, scale, min(tokens, scale.validation_tokens)):
-        ours, theirs = (
-            decoder(inputs.to(device), with_entropies=False).logits.flatten(0, 1).double().log_softmax(dim=-1)
-            for decoder in (model, parent)
-        )
-        same = ours.argmax(dim=-1) == theirs.argmax(dim=-1)
-        sums += [(theirs.exp() * (theirs - ours)).sum().item(), same.sum().item()]
-        count += len(ours)
-    return Agreement(*map(float, sums / count))
+        for _, (mine, wanted) in log_probabilities(model, parent, tokens=inputs.to(device)):
+            divergence += functional.kl_div(mine, wanted, reduction="sum", log_target=True).item()
+            num_equal += int((mine.argmax(dim=-1) == wanted.argmax(dim=-1)).sum())
+        count += inputs.numel()
+    return Agreement(divergence / count, num_equal / count)
 
 
 def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]:

@@ -69,8 +69,6 @@ MOST_IN_MEMORY = 1 << 28  # numbers, 1 GiB; larger tensors are in memory-mapped 
 MOST_TOGETHER = 1 << 30  # numbers in sub-layers that train at once on a GPU, 4 GiB; gradients and moments take more
 SCORED_TOKENS = 8_192  # of the validation split: the standard error of most scores is then a few percent
 MOST_PREDICTED = 1 << 27  # log-probabilities, 512 MiB: scoring SmolLM2 on 2,688 tokens takes as long as training
-LOGITS_AT_A_TIME = 1 << 26  # of one product, 256 MiB; every product reads the whole output table
-COMPARED_AT_A_TIME = 1 << 22  # logits, 16 MiB: larger tensors, freed and allocated again, take five times as long
 
 
 def parent_hidden_states(
@@ -288,7 +286,7 @@ def block_scores(
         hidden_states = model.hidden_states(tokens.to(device))
         shape = tokens.numel(), architecture.vocab_size
         predicted = allocate_buffer(shape, Path(corpus.folder), torch.device(device).type)
-        for rows, logits in _logits(model, hidden_states[-1]):
+        for rows, logits in model.logits_in_parts(model.read_out(hidden_states[-1])):
             predicted[rows] = logits.log_softmax(dim=-1)
 
     def score(sub_layer: SubLayer, block: Block) -> float:
@@ -317,16 +315,6 @@ def _divergence(model: Decoder, stream: Tensor, predicted: Tensor, block: Block,
     for layer in (block.eval(), *model.layers[depth + 1 :]):
         stream, _ = layer(stream, False)
     total = 0.0
-    for rows, logits in _logits(model, stream):
+    for rows, logits in model.logits_in_parts(model.read_out(stream)):
         total += float(functional.kl_div(logits.log_softmax(dim=-1), predicted[rows], reduction="sum", log_target=True))
     return total / len(predicted)
-
-
-def _logits(model: Decoder, stream: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of rows and their logits, rows x vocab. stream: output of the last layer."""
-    features, size = model.read_out(stream).flatten(0, 1), model.architecture.vocab_size
-    at_once, compared = max(1, LOGITS_AT_A_TIME // size), max(1, COMPARED_AT_A_TIME // size)
-    for start in range(0, len(features), at_once):
-        for offset, logits in enumerate(torch.split(model.logits_of(features[start : start + at_once]), compared)):
-            first = start + offset * compared
-            yield slice(first, first + len(logits)), logits
