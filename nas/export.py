@@ -227,7 +227,7 @@ def _prepared(
             passes=form.check.passes,
             tokens=kind,
             condition=form.folded.condition,
-            left=left + form.folded.left,
+            left=left + form.folded.left + form.check.outside,
         )
     whole, num_tokens = estimate_generation(workload.graphs(architecture), pricer).whole, workload.new_tokens
     bounds = whole.latency_s_range

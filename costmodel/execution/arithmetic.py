@@ -99,13 +99,13 @@ class Arithmetic:
         self.require("numbers", output, -self.most, self.most)
         return output
 
-    def holds(self, node: Node, operands: Weights, *inputs: Array) -> bool:
-        """Return whether `evaluate` finds that all numbers of an op stay within the engine's range."""
+    def why_outside(self, node: Node, operands: Weights, *inputs: Array) -> str | None:
+        """Return which numbers of an op leave the engine's range, as `evaluate` finds; None if all stay within it."""
         try:
             self.evaluate(node, operands, *inputs)
-        except OutOfRangeError:
-            return False
-        return True
+        except OutOfRangeError as error:
+            return str(error)
+        return None
 
     def is_right(self, num_sequences: int) -> bool:
         """Return whether the expected number of wrong results per sequence, times `margin`, is at most MOST_WRONG."""

@@ -65,8 +65,9 @@ class FoldCheck:
         model in double precision.
     fixed_divergence: KL(trained in double precision || folded in fixed point), nats per token.
     resolution: the smallest fixed-point number, relative to the largest logit.
-    fits: whether every op of the folded model stays within the engine's fixed-point range (`execution.arithmetic`), and
-        log row sums of bounded softmaxes and eighth powers are in LOG_SUMS, but one in 1000 may be BEYOND outside.
+    outside: what leaves fixed-point range, as texts: ops of the folded model (`execution.arithmetic`); squares in
+        norms; and log row sums of bounded softmaxes and eighth powers that are not in LOG_SUMS (one in 1000 may be
+        BEYOND outside).
     """
 
     positions: int
@@ -76,7 +77,7 @@ class FoldCheck:
     trained_fixed_error: float
     fixed_divergence: float
     resolution: float
-    fits: bool
+    outside: tuple[str, ...] = ()
 
     @property
     def keeps_precision(self) -> bool:
@@ -94,7 +95,7 @@ class FoldCheck:
 
     @property
     def _is_equal(self) -> bool:
-        return self.fits and why_not_equal(float_error=self.float_error, agreement=self.agreement) is None
+        return not self.outside and why_not_equal(float_error=self.float_error, agreement=self.agreement) is None
 
 
 def why_not_equal(*, float_error: float, agreement: float, **check: object) -> str | None:
@@ -149,7 +150,8 @@ class _Run(NamedTuple):
     square_share, inner_share: largest square, or mean of squares, relative to its limit in fixed point, in norms of the
         stream and in inner norms. least_square: least mean of squares in an inner norm, but for zeros; inf without any.
     sums_share: largest distance of a log row sum from the middle of LOG_SUMS, relative to the allowed one.
-    is_held: whether every op stays within the range of the engine's fixed point; True in floating point.
+    broken: the first numbers of an op that leave the range of the engine's fixed point; None without any, as in
+        floating point.
     """
 
     logits: Array
@@ -158,12 +160,19 @@ class _Run(NamedTuple):
     inner_share: float
     least_square: float
     sums_share: float
-    is_held: bool = True
+    broken: str | None = None
 
     @property
-    def fits(self) -> bool:
-        within = max(self.largest / LIMIT, self.square_share, self.inner_share) < 1
-        return self.is_held and within and self.sums_share <= 1
+    def outside(self) -> tuple[str, ...]:
+        """What leaves fixed-point range, as `FoldCheck.outside`."""
+        shares = {
+            "a number": self.largest / LIMIT,
+            "a square in a norm": self.square_share,
+            "a square in an inner norm": self.inner_share,
+            "the logarithm of a row sum of attention": self.sums_share,
+        }
+        reached = [f"{what} is {share:.3g} times its limit" for what, share in shares.items() if not share < 1]
+        return tuple(reached if self.broken is None else (self.broken, *reached))
 
 
 def fold_as_far_as(
@@ -248,7 +257,7 @@ class Reference(NamedTuple):
             architecture, weights = with_inner_scale(architecture, weights, factor)
         exact = _run(architecture, weights, few, DOUBLE).logits
         for numbers in _fixed_points(protocol):
-            if (fixed := _run(architecture, weights, few, numbers)).is_held:
+            if (fixed := _run(architecture, weights, few, numbers)).broken is None:
                 break
         fixed_error = _difference(fixed.logits, exact)
         return cls(architecture, weights, tokens, few, single.logits, exact, fixed_error, numbers)
@@ -269,7 +278,7 @@ class Reference(NamedTuple):
             trained_fixed_error=self.fixed_error / largest,
             fixed_divergence=_divergence(self.exact, fixed.logits),
             resolution=self.numbers.unit / largest,
-            fits=fixed.fits,
+            outside=fixed.outside,
         )
 
 
@@ -293,7 +302,7 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
     arrays = {name: value.numpy() for name, value in weights.items()}
     last_reader = {name: node.name for node in graph for name in node.inputs}
     known: dict[str, list[Array]] = {}  # node -> output of every sequence
-    largest, sums_share, is_held = 0.0, 0.0, True
+    largest, sums_share, broken = 0.0, 0.0, None
     inner = {norm for norm, *_ in inner_norm_linears(architecture)}
     squares = {False: [0.0], True: [0.0]}  # by whether the norm is an inner one
     least_square = math.inf
@@ -306,7 +315,9 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
             operands = {suffix: numbers.operand(operands.pop(suffix)) for suffix in tuple(operands)}
             sources = list(zip(*(known[name] for name in node.inputs), strict=True))
             values = [evaluate(node.op, library, operands, *source) for source in sources]
-            is_held = is_held and (engine is None or all(engine.holds(node, operands, *source) for source in sources))
+            if engine is not None and broken is None:
+                reasons = (engine.why_outside(node, operands, *source) for source in sources)
+                broken = next((reason for reason in reasons if reason is not None), None)
         if isinstance(node.op, ops.LayerNorm | ops.RmsNorm):
             squares[node.name in inner] += [_square_share(node.op, source) for source in known[node.inputs[0]]]
         if isinstance(node.op, ops.RmsNorm) and node.name in inner:
@@ -317,6 +328,8 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
         for name in {name for name in node.inputs if last_reader[name] == node.name}:
             known.pop(name, None)  # tokens are not in it
         largest = max(largest, *(float(np.abs(value).max()) for value in known[node.name]))
+    if engine is not None and broken is None and not engine.is_right(len(tokens)):
+        broken = "too many results of a sequence would be wrong"
     return _Run(
         np.concatenate(known[graph.nodes[-1].name]),
         largest,
@@ -324,7 +337,7 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
         max(squares[True]),
         least_square,
         sums_share,
-        is_held and (engine is None or engine.is_right(len(tokens))),
+        broken,
     )
 
 

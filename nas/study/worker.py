@@ -169,7 +169,7 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path, protocol: 
     folded, check = fold_as_far_as(architecture, weights, tokens, protocol)
     return VerifiedForm(
         architecture=at_dimensions(folded.architecture, candidate.architecture),
-        left=(*left, *folded.left),
+        left=(*left, *folded.left, *check.outside),
         logits_error=check.float_error,
         fixed_point_error=check.fixed_error,
         trained_fixed_point_error=check.trained_fixed_error,

@@ -36,8 +36,8 @@ class VerifiedForm:
 
     Attributes:
         architecture: the folded architecture, in the dimensions for which costs are computed.
-        left: texts, with reasons, on parts that these weights do not allow to fold, and on attention whose scores they
-            bring out of fixed-point range.
+        left: texts, with reasons, on parts that these weights do not allow to fold, and on what they bring out of
+            fixed-point range.
         logits_error: largest difference of a logit from the trained model's in single precision, relative to the
             largest logit.
         fixed_point_error, trained_fixed_point_error: the same error of the folded and of the trained model in fixed
