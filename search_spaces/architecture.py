@@ -114,6 +114,8 @@ class Architecture:
     layer_positions: index into `positions` for every layer; empty if all layers have the first of them.
     norm_epsilon: constant that RMSNorms add to the mean square; LayerNorms add 1e-5 to the variance.
     inner_norm_epsilon: the same for norms of queries, keys, and outputs of attention and FFN; None for `norm_epsilon`.
+    inner_scales: nodes of such norms, as layers.3.ffn.norm, with the factor by which weights before them multiply their
+        input; the norm adds the constant times the factor's square (`nas.conversion.fixed_point_scale`).
     gelu: form of GELU in layers whose `ffn` is `gelu` or `geglu`.
     softmax: form of softmax in layers whose `attention` does not name a form.
     folded: whether this is a folded form (`search_spaces.deployed`), whose weights include scales and score factor.
@@ -145,6 +147,7 @@ class Architecture:
     longest_context: int | None = None
     norm_epsilon: float = RMSNORM_EPSILON
     inner_norm_epsilon: float | None = None
+    inner_scales: tuple[tuple[str, float], ...] = ()
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -336,7 +339,7 @@ def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
 # fields added after `arch_id` was first used; at their defaults they are left out, so that earlier ids stay the same
 SINCE = (
     "softmax", "folded", "num_kv_heads", "head_size", "rotary_base", *EPSILONS, "rotary_features", "positions",
-    "layer_positions", "longest_context", *SCALES, "score_scale", *CAPS, "biases",
+    "layer_positions", "longest_context", "inner_scales", *SCALES, "score_scale", *CAPS, "biases",
 )  # fmt: skip
 
 

@@ -46,9 +46,10 @@ def inner_norms(architecture: "Architecture", layer: "Layer") -> dict[str, Norm]
     return kinds
 
 
-def inner_epsilon(architecture: "Architecture") -> float:
-    """Return the constant that inner norms add to the mean square."""
-    return architecture.inner_norm_epsilon or architecture.norm_epsilon
+def inner_epsilon(architecture: "Architecture", norm: str = "") -> float:
+    """Return the constant that an inner norm adds to the mean square; without a node, that of unscaled ones."""
+    scale = dict(architecture.inner_scales).get(norm, 1.0)
+    return (architecture.inner_norm_epsilon or architecture.norm_epsilon) * scale**2
 
 
 def keeps_cap(layer: "Layer") -> bool:

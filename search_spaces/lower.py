@@ -93,7 +93,8 @@ class _Builder:
         """Add the norm and scale between the output of attention or FFN and the residual addition."""
         kind = inner_norms(self.architecture, layer).get(f"{name}.norm")
         if kind is not None:
-            source = self.add(f"{name}.norm", NORM_OPS[kind](self.size, inner_epsilon(self.architecture), True), source)
+            epsilon = inner_epsilon(self.architecture, f"layers.{self.layer}.{name}.norm")
+            source = self.add(f"{name}.norm", NORM_OPS[kind](self.size, epsilon, True), source)
         return self.scaled(f"{name}.scaled", source, self.architecture.residual_scale, self.architecture.d_model)
 
 
@@ -189,7 +190,8 @@ def _queries_keys_values(builder: _Builder, layer: Layer, source: str, width: in
     for place, (name, its_width) in enumerate((("attention.q_norm", width), ("attention.k_norm", key_width))):
         if (kind := kinds.get(name)) is not None:
             size = {"rows": builder.rows, "features": its_width}
-            norm = NORM_OPS[kind](size, inner_epsilon(builder.architecture), True)
+            epsilon = inner_epsilon(builder.architecture, f"layers.{builder.layer}.{name}")
+            norm = NORM_OPS[kind](size, epsilon, True)
             if isinstance(norm, ops.RmsNorm) and builder.block.query_key_norm == "head":
                 norm = replace(norm, groups=its_width // builder.architecture.head_dim)
             parts[place] = builder.add(name, norm, parts[place])

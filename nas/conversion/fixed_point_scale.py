@@ -4,8 +4,8 @@ Trained decoders have massive activations (25,000 in SmolLM2-135M), whose square
 depend on the scale of its input. Therefore, `with_stream_scale` multiplies the weights that write to the residual
 stream by a factor, and divides the weights that read it without a live norm (one that is not frozen). Each halving
 costs one bit of every number in the stream. Conversely, some FFNs of Gemma 3 have outputs so small that the squares in
-the norm after them have no digits left in fixed point. `with_inner_scale` multiplies the weights before inner norms:
-norms of queries and keys, and after attention and FFN.
+the norm after them have no digits left in fixed point. `with_inner_scales` multiplies the weights before inner norms,
+each by a factor of its own: norms of queries and keys, and after attention and FFN.
 
 Source: Sun et al. 2024, "Massive Activations in Large Language Models", arXiv 2402.17762.
 """
@@ -35,7 +35,7 @@ def factor_for(square_share: float) -> float:
 
 
 def inner_factor_for(square_share: float, least_square: float) -> float:
-    """Return the power of two by which to scale what inner norms read, so that its squares fit fixed point.
+    """Return the power of two by which to scale what an inner norm reads, so that its squares fit fixed point.
 
     It is below 1 if the largest square is too large. It is above 1 if the least mean of squares is below LEAST_SQUARE
     and the largest square leaves room. square_share: largest square / its limit in fixed point.
@@ -46,19 +46,21 @@ def inner_factor_for(square_share: float, least_square: float) -> float:
     return 2.0 ** min(math.ceil(possible) - 1, math.ceil(wanted))
 
 
-def with_inner_scale(
-    architecture: Architecture, weights: Mapping[str, Tensor], factor: float
+def with_inner_scales(
+    architecture: Architecture, weights: Mapping[str, Tensor], factors: Mapping[str, float]
 ) -> tuple[Architecture, dict[str, Tensor]]:
-    """Return architecture and weights of the same model with inputs of its live inner norms multiplied by `factor`.
+    """Return architecture and weights of the same model with the input of each inner norm multiplied by its factor.
 
-    The model must not be folded. factor: a power of two. The epsilon of inner norms is multiplied by its square.
+    The model must not be folded. factors: powers of two by node of a live inner norm; 1 for others.
     """
-    new = dict(weights)
-    for _, kind, linear in inner_norm_linears(architecture):
-        for parameter in (f"{linear}.weight", f"{linear}.bias"):
-            if kind in LIVE_NORMS and parameter in new:
-                new[parameter] = new[parameter] * factor
-    return replace(architecture, inner_norm_epsilon=inner_epsilon(architecture) * factor**2), new
+    new, scales = dict(weights), dict(architecture.inner_scales)
+    for norm, kind, linear in inner_norm_linears(architecture):
+        if kind in LIVE_NORMS and (factor := factors.get(norm, 1.0)) != 1:
+            scales[norm] = scales.get(norm, 1.0) * factor
+            for parameter in (f"{linear}.weight", f"{linear}.bias"):
+                if parameter in new:
+                    new[parameter] = new[parameter] * factor
+    return replace(architecture, inner_scales=tuple(scales.items())), new
 
 
 def with_stream_scale(

@@ -89,7 +89,7 @@ def fold(
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
     """Return `folded` with the dimensions and norm epsilons of `priced`, for which costs are computed."""
     dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", *EPSILONS)
-    return replace(folded, **{name: getattr(priced, name) for name in dimensions})
+    return replace(folded, inner_scales=(), **{name: getattr(priced, name) for name in dimensions})
 
 
 def _fold_inner_norms(architecture: Architecture, weights: Weights) -> Architecture:
@@ -163,13 +163,16 @@ def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architect
         deployed_layer(architecture, layer, nowhere, keeps_norm1=block.passes_values(index))
         for index, layer in enumerate(architecture.layers)
     ]
-    renamed = {}
-    for name, value in weights.items():
+
+    def renamed(name: str) -> str:
         layer, _, rest = name.removeprefix("layers.").partition(".")
-        if name.startswith("layers."):  # the last of the joined layers up to this one
-            name = f"layers.{joined(architecture, layers[: int(layer) + 1]).num_layers - 1}.{rest}"
-        renamed[name] = value
-    return joined(architecture, layers), renamed
+        if not name.startswith("layers."):
+            return name  # below: the last of the joined layers up to this one
+        return f"layers.{joined(architecture, layers[: int(layer) + 1]).num_layers - 1}.{rest}"
+
+    scales = tuple((renamed(norm), scale) for norm, scale in architecture.inner_scales)
+    new = {renamed(name): value for name, value in weights.items()}
+    return replace(joined(architecture, layers), inner_scales=scales), new
 
 
 def _fold_final_norm(architecture: Architecture, weights: Weights) -> Architecture:

@@ -27,7 +27,7 @@ HEADS = tuple(f".attention.{name}" for name in ("q_norm", "k_norm", "qkv", "q", 
 SAME = (  # settings that source and target must share
     "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "biases",
     "tied_embeddings", "rotary_base", "rotary_features", "positions", "layer_positions", *EPSILONS, *SCALES,
-    "score_scale", "score_cap", "folded",
+    "inner_scales", "score_scale", "score_cap", "folded",
 )  # fmt: skip
 # Initial coefficients of a gate, constant first: GELU(x), SiLU(x) and ReLU(x) are x / 2 plus an even function, which is
 # about x^2 / 5 for most inputs of SiLU.

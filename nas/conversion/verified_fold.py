@@ -23,7 +23,7 @@ from costmodel.execution.op_functions import SOFTMAX_FORMS, Array, evaluate, num
 from costmodel.ops import SoftmaxForm
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from nas.conversion.change_of_basis import inner_norm_linears
-from nas.conversion.fixed_point_scale import factor_for, inner_factor_for, with_inner_scale, with_stream_scale
+from nas.conversion.fixed_point_scale import factor_for, inner_factor_for, with_inner_scales, with_stream_scale
 from nas.conversion.fold import Folded, fold
 from nas.corpus.corpus import Corpus
 from nas.corpus.tokenizer import BeginOfText
@@ -147,8 +147,8 @@ def _fixed_points(protocol: str) -> list[_Numbers]:
 class _Run(NamedTuple):
     """Logits, positions x vocabulary, and the largest absolute value in the run.
 
-    square_share, inner_share: largest square, or mean of squares, relative to its limit in fixed point, in norms of the
-        stream and in inner norms. least_square: least mean of squares in an inner norm, but for zeros; inf without any.
+    square_share: largest square, or mean of squares, relative to its limit in fixed point, in norms of the stream.
+    inner: by node of an inner norm: the same, and the least mean of squares, but for zeros; inf without any.
     sums_share: largest distance of a log row sum from the middle of LOG_SUMS, relative to the allowed one.
     broken: the first numbers of an op that leave the range of the engine's fixed point; None without any, as in
         floating point.
@@ -157,8 +157,7 @@ class _Run(NamedTuple):
     logits: Array
     largest: float
     square_share: float
-    inner_share: float
-    least_square: float
+    inner: Mapping[str, tuple[float, float]]
     sums_share: float
     broken: str | None = None
 
@@ -168,7 +167,7 @@ class _Run(NamedTuple):
         shares = {
             "a number": self.largest / LIMIT,
             "a square in a norm": self.square_share,
-            "a square in an inner norm": self.inner_share,
+            **{f"a square in {norm}": share for norm, (share, _) in self.inner.items()},
             "the logarithm of a row sum of attention": self.sums_share,
         }
         reached = [f"{what} is {share:.3g} times its limit" for what, share in shares.items() if not share < 1]
@@ -253,8 +252,8 @@ class Reference(NamedTuple):
         single = _run(architecture, weights, tokens, SINGLE)
         if (factor := factor_for(single.square_share * MARGIN)) < 1:
             architecture, weights = with_stream_scale(architecture, weights, factor)
-        if (factor := inner_factor_for(single.inner_share * MARGIN, single.least_square)) != 1:
-            architecture, weights = with_inner_scale(architecture, weights, factor)
+        factors = {norm: inner_factor_for(share * MARGIN, least) for norm, (share, least) in single.inner.items()}
+        architecture, weights = with_inner_scales(architecture, weights, factors)
         exact = _run(architecture, weights, few, DOUBLE).logits
         for numbers in _fixed_points(protocol):
             if (fixed := _run(architecture, weights, few, numbers)).broken is None:
@@ -303,9 +302,8 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
     last_reader = {name: node.name for node in graph for name in node.inputs}
     known: dict[str, list[Array]] = {}  # node -> output of every sequence
     largest, sums_share, broken = 0.0, 0.0, None
-    inner = {norm for norm, *_ in inner_norm_linears(architecture)}
-    squares = {False: [0.0], True: [0.0]}  # by whether the norm is an inner one
-    least_square = math.inf
+    inner = {norm: (0.0, math.inf) for norm, *_ in inner_norm_linears(architecture)}
+    square_share = 0.0
     engine = None if numbers.engine is None else numbers.engine()
     for node in graph:
         operands = interpreter.operands(node, arrays)
@@ -319,9 +317,11 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
                 reasons = (engine.why_outside(node, operands, *source) for source in sources)
                 broken = next((reason for reason in reasons if reason is not None), None)
         if isinstance(node.op, ops.LayerNorm | ops.RmsNorm):
-            squares[node.name in inner] += [_square_share(node.op, source) for source in known[node.inputs[0]]]
-        if isinstance(node.op, ops.RmsNorm) and node.name in inner:
-            least_square = min(least_square, *(_least_square(node.op, source) for source in known[node.inputs[0]]))
+            share = max(_square_share(node.op, source) for source in known[node.inputs[0]])
+            if node.name in inner and isinstance(node.op, ops.RmsNorm):
+                inner[node.name] = share, min(_least_square(node.op, source) for source in known[node.inputs[0]])
+            else:
+                square_share = max(square_share, share)
         if isinstance(node.op, ops.Softmax) and node.op.form in LOG_SUMS:
             sums_share = max(sums_share, *(_sums_share(node.op, source) for source in known[node.inputs[0]]))
         known[node.name] = [numbers.result(value) for value in values]
@@ -333,9 +333,8 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
     return _Run(
         np.concatenate(known[graph.nodes[-1].name]),
         largest,
-        max(squares[False]),
-        max(squares[True]),
-        least_square,
+        square_share,
+        inner,
         sums_share,
         broken,
     )

@@ -8,7 +8,6 @@ from costmodel.execution.op_functions import LAYERNORM_EPSILON
 from costmodel.ops import OnRows
 from search_spaces.architecture import (
     Architecture,
-    Layer,
     has_bias,
     has_bound,
     num_heads,
@@ -56,13 +55,18 @@ def layer_settings(architecture: Architecture, index: int) -> dict[str, Any]:
         "norm1": norm_settings(architecture, layer.norm1, affine=affine or block.passes_values(index)),
         "attention": attention,
         "norm2": norm_settings(architecture, layer.norm2, affine=affine),
-        "ffn": None if layer.ffn == "none" else _ffn(architecture, layer),
+        "ffn": None if layer.ffn == "none" else _ffn(architecture, index),
     }
 
 
-def inner_norm_settings(architecture: Architecture, kind: Norm, **settings: Any) -> dict[str, Any] | None:
-    """Return the settings of a norm of queries, keys, or outputs of attention or FFN; see `norm_settings`."""
-    return norm_settings(replace(architecture, norm_epsilon=inner_epsilon(architecture)), kind, **settings)
+def inner_norm_settings(architecture: Architecture, index: int, name: str, **settings: Any) -> dict[str, Any] | None:
+    """Return the settings of a norm of queries, keys, or outputs of attention or FFN; see `norm_settings`.
+
+    index, name: of the layer, and of the node in it.
+    """
+    kind = inner_norms(architecture, architecture.layers[index]).get(name, "none")
+    epsilon = inner_epsilon(architecture, f"layers.{index}.{name}")
+    return norm_settings(replace(architecture, norm_epsilon=epsilon), kind, **settings)
 
 
 def norm_settings(
@@ -113,7 +117,8 @@ def _attention(architecture: Architecture, index: int) -> dict[str, Any]:
     for name, count in (("q_norm", heads["num_heads"]), ("k_norm", heads["num_key_heads"])):
         kind, by_head = inner.get(f"attention.{name}", "none"), block.query_key_norm == "head"
         features = head_dim if by_head and kind == "rmsnorm" else count * head_dim
-        norms[name] = inner_norm_settings(architecture, kind, features=features, groups=count if by_head else 1)
+        groups = count if by_head else 1
+        norms[name] = inner_norm_settings(architecture, index, f"attention.{name}", features=features, groups=groups)
     rotary = None
     if positions.rotates:
         rotary = {
@@ -126,12 +131,13 @@ def _attention(architecture: Architecture, index: int) -> dict[str, Any]:
         **heads,
         "packs_qkv": block.packs_qkv,
         "biases": {name: has_bias(architecture, layer, f"attention.{name}") for name in ("qkv", "q", "k", "v", "out")},
-        "norms": {**norms, "norm": inner_norm_settings(architecture, inner.get("attention.norm", "none"))},
+        "norms": {**norms, "norm": inner_norm_settings(architecture, index, "attention.norm")},
         "rotary": rotary,
     }
 
 
-def _ffn(architecture: Architecture, layer: Layer) -> dict[str, Any]:
+def _ffn(architecture: Architecture, index: int) -> dict[str, Any]:
+    layer = architecture.layers[index]
     common = {field.name for field in fields(OnRows)}
     activations = [
         (type(op).__name__, {field.name: getattr(op, field.name) for field in fields(op) if field.name not in common})
@@ -144,6 +150,6 @@ def _ffn(architecture: Architecture, layer: Layer) -> dict[str, Any]:
         "is_gated": FFNS[layer.ffn].is_gated,
         "biases": {name: has_bias(architecture, layer, f"ffn.{name}") for name in ("gate", "up", "down", "fused")},
         "activations": activations,
-        "norm": inner_norm_settings(architecture, inner_norms(architecture, layer).get("ffn.norm", "none")),
+        "norm": inner_norm_settings(architecture, index, "ffn.norm"),
         "branch_gain": architecture.block_facts.branch_gain if layer.stabiliser == "scaled" else None,
     }

@@ -185,23 +185,27 @@ def require_public(
 
     Both are folded, so that what was folded into these layers must be the same too. Weights must be equal to the bit,
     but those that write to the stream may differ by the power of two that scales the stream (`with_stream_scale`), and
-    those before inner norms by that of `with_inner_scale`. If the model's weights are not on this machine, only shapes
-    are compared, and both must have the same scales.
+    those before inner norms by those of `with_inner_scales`. If the model's weights are not on this machine, only
+    shapes are compared, and both must have the same scales.
     """
     assert checkpoint.weights is not None
     architecture = model.architecture
     scale = math.sqrt(architecture.norm_epsilon / checkpoint.architecture.norm_epsilon)
-    inner = math.sqrt(inner_epsilon(architecture) / inner_epsilon(checkpoint.architecture))
-    if {math.frexp(scale)[0], math.frexp(inner)[0]} != {0.5} or ((scale, inner) != (1, 1) and model.weights is None):
-        raise UserError(
-            f"the stream of --public-checkpoint, and what inner norms read, must differ from the model's by a power of "
-            f"two, and not at all at a party without weights, but do by {scale:g} and {inner:g} ({model.name}); give "
-            f"the checkpoint that it is of, or the export with its weights."
-        )
-    factors = {linear: inner for *_, linear in inner_norm_linears(architecture)}
+    factors = {
+        linear: math.sqrt(inner_epsilon(architecture, norm) / inner_epsilon(checkpoint.architecture, norm))
+        for norm, _, linear in inner_norm_linears(architecture)
+    }
     graph = lower(architecture, architecture.context, Deployment(public_layers=public_layers))
     at_client = () if client_layers is None else halves(graph, client_layers).client.nodes
-    for node in (node for node in graph if node.op.public or node in at_client):
+    compared = [node for node in graph if node.op.public or node in at_client]
+    scales = {scale, *(factors[node.name] for node in compared if node.name in factors)}
+    if {math.frexp(each)[0] for each in scales} != {0.5} or (scales != {1} and model.weights is None):
+        raise UserError(
+            f"the stream of --public-checkpoint, and what inner norms read, must differ from the model's by powers of "
+            f"two, and not at all at a party without weights, but do by {', '.join(f'{each:g}' for each in scales)} "
+            f"({model.name}); give the checkpoint that it is of, or the export with its weights."
+        )
+    for node in compared:
         for suffix, shape in node.op.weight_shapes.items():
             name = f"{node.name}.{suffix}"
             factor = factors.get(node.name, scale if node.name.endswith(WRITERS) else 1.0)

@@ -8,7 +8,8 @@ import torch
 from costmodel import ops
 from costmodel.execution import interpreter
 from costmodel.ops import SoftmaxForm
-from nas.conversion.fixed_point_scale import factor_for, inner_factor_for, with_inner_scale, with_stream_scale
+from nas.conversion.change_of_basis import inner_norm_linears
+from nas.conversion.fixed_point_scale import factor_for, inner_factor_for, with_inner_scales, with_stream_scale
 from nas.conversion.fold import at_dimensions, fold
 from nas.conversion.parent import Parent
 from nas.conversion.pretrained import Pretrained
@@ -208,7 +209,7 @@ def test_small_and_large_inputs_of_inner_norms_are_scaled_to_fit(block: BlockNam
     architecture = parse("1xMSMWo-1xoSmFo", replace(LLAMA, block=block)).architecture
     model = build(architecture, torch.Generator().manual_seed(0))
     weights = {name: value.double() for name, value in deployed_weights(model).items()}
-    odd = with_inner_scale(architecture, weights, factor)
+    odd = with_inner_scales(architecture, weights, {norm: factor for norm, *_ in inner_norm_linears(architecture)})
     logits = [
         interpreter.execute(lower(variant, 8), {name: value.numpy() for name, value in values.items()}, TOKENS[0])
         for variant, values in ((architecture, weights), odd)

@@ -20,7 +20,8 @@ import torch
 
 import nas.private.__main__ as main
 from costmodel.execution import interpreter
-from nas.conversion.fixed_point_scale import with_inner_scale, with_stream_scale
+from nas.conversion.change_of_basis import inner_norm_linears
+from nas.conversion.fixed_point_scale import with_inner_scales, with_stream_scale
 from nas.conversion.fold import fold
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights
@@ -306,7 +307,8 @@ def llama(tokenizer):
         architecture = parse("SM+RMS+SwiGLU", replace(base, block=block)).architecture
         torch.manual_seed(0)
         scaled = with_stream_scale(architecture, deployed_weights(Decoder(architecture)), factor)
-        folded = fold(*(scaled if inner == 1 else with_inner_scale(*scaled, inner)))
+        factors = {norm: inner for norm, *_ in inner_norm_linears(architecture)}
+        folded = fold(*with_inner_scales(*scaled, factors))
         arrays = {name: value.double().numpy() for name, value in folded.weights.items()}
         return PrivateModel(
             name="llama", architecture=folded.architecture, weights=arrays, tokenizer=tokenizer, corpus=None
@@ -326,13 +328,13 @@ def test_streams_of_both_may_differ_by_a_power_of_two(llama):
     with pytest.raises(ValueError, match=r"'embed.weight' differs"):
         require_public(mixed, "embed", None, whole)
     third = replace(half, architecture=replace(half.architecture, norm_epsilon=whole.architecture.norm_epsilon / 9))
-    with pytest.raises(ValueError, match=r"power of two, .* do by 0.333333 and 0.333333 .llama.; give the checkpoint"):
+    with pytest.raises(ValueError, match=r"powers of two, .* do by 0.333333 .llama.; give the checkpoint"):
         require_public(third, "0", None, whole)
 
 
 def test_a_client_without_weights_runs_layers_of_the_same_stream_and_shapes(llama):
     whole, half = llama(1.0), replace(llama(0.5), weights=None)
-    with pytest.raises(ValueError, match=r"at a party without weights, but do by 0.5 and 0.5 .*, or the export"):
+    with pytest.raises(ValueError, match=r"at a party without weights, but do by 0.5 .*, or the export"):
         require_public(half, None, 1, whole)
     here = replace(whole, weights=None)
     require_public(here, "embed,0", 1, whole)
