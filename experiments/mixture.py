@@ -259,7 +259,7 @@ def _dialogues(paths: Iterable[Path]) -> Iterator[Document]:
 def _stories(paths: Iterable[Path]) -> Iterator[Document]:
     """What missions, worlds and ships of Endless Sky tell, in lines of at least 40 characters."""
     for path in paths:
-        told = re.findall(r"""(?m)^\s+(?:(?:description|spaceport) )?([`"])\s*(.{40,}?)\1\s*$""", _read(path))
+        told = re.findall(r"""(?m)^\s+(?:(?:description|spaceport) )?([`"])\s*((?:(?!\1).){40,})\1\s*$""", _read(path))
         yield path.stem, "\n\n".join(line for _, line in told)
 
 

@@ -43,7 +43,7 @@ from search_spaces.budget.priced_space import price_architecture
 from search_spaces.notation import parse
 
 CONFIGS = Path(__file__).parent / "configs"
-UNTAUGHT = RecipeChanges(  # candidates start closer to their final loss than the parent, so their rate is lower
+UNTAUGHT = RecipeChanges(  # the parent's own rate; candidates have the default, which is lower
     scale=ScaleChanges(batch=8, learning_rate=2e-4),
     distillation=DistillationChanges(prediction_weight=0.0, hidden_state_weight=0.0),
 )

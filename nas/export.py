@@ -114,6 +114,8 @@ def export(
     )
     for reason in folded.left:
         print(f"not folded: {reason}")
+    for reason in check["outside"]:
+        print(f"out of range: {reason}")
     if not folded.passes:
         print("the check failed with nothing left to unfold: do not rely on this model")
 
@@ -227,7 +229,7 @@ def _prepared(
             passes=form.check.passes,
             tokens=kind,
             condition=form.folded.condition,
-            left=left + form.folded.left + form.check.outside,
+            left=left + form.folded.left,
         )
     whole, num_tokens = estimate_generation(workload.graphs(architecture), pricer).whole, workload.new_tokens
     bounds = whole.latency_s_range

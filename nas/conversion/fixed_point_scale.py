@@ -40,7 +40,7 @@ def inner_factor_for(square_share: float, least_square: float) -> float:
     It is below 1 if the largest square is too large. It is above 1 if the least mean of squares is below LEAST_SQUARE
     and the largest square leaves room. square_share: largest square / its limit in fixed point.
     """
-    if square_share >= 1 or least_square >= LEAST_SQUARE:
+    if not square_share < 1 or least_square >= LEAST_SQUARE:
         return factor_for(square_share)
     possible, wanted = -math.log2(square_share) / 2, math.log2(LEAST_SQUARE / least_square) / 2
     return 2.0 ** min(math.ceil(possible) - 1, math.ceil(wanted))

@@ -87,7 +87,7 @@ def fold(
 
 
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
-    """Return `folded` with the dimensions and norm epsilons of `priced`, for which costs are computed."""
+    """Return `folded` with the dimensions and norm epsilons of `priced`, for which costs are computed, unscaled."""
     dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", *EPSILONS)
     return replace(folded, inner_scales=(), **{name: getattr(priced, name) for name in dimensions})
 

@@ -90,7 +90,11 @@ class Parent(NamedTuple):
         if architecture.folded:
             raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
         weights = self.model.weights.items()
-        linears = [value.double() for name, value in weights if "layers." in name and value.ndim == 2]
+        linears = [
+            value.double()
+            for name, value in weights
+            if name.startswith("layers.") and value.ndim == 2 and not name.endswith("temperature.weight")
+        ]
         squares, count = sum(value.square().sum().item() for value in linears), sum(value.numel() for value in linears)
         return DistillationSchedule(
             parent=self.digest,

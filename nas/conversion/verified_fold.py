@@ -28,6 +28,7 @@ from nas.conversion.fold import Folded, fold
 from nas.corpus.corpus import Corpus
 from nas.corpus.tokenizer import BeginOfText
 from search_spaces.architecture import Architecture
+from search_spaces.inner import inner_epsilon
 from search_spaces.lower import lower
 
 FRACTION_BITS = 18  # the engine's default
@@ -168,7 +169,7 @@ class _Run(NamedTuple):
             "a number": self.largest / LIMIT,
             "a square in a norm": self.square_share,
             **{f"a square in {norm}": share for norm, (share, _) in self.inner.items()},
-            "the logarithm of a row sum of attention": self.sums_share,
+            "the distance of a row sum of attention from mid-range": self.sums_share,
         }
         reached = [f"{what} is {share:.3g} times its limit" for what, share in shares.items() if not share < 1]
         return tuple(reached if self.broken is None else (self.broken, *reached))
@@ -252,7 +253,10 @@ class Reference(NamedTuple):
         single = _run(architecture, weights, tokens, SINGLE)
         if (factor := factor_for(single.square_share * MARGIN)) < 1:
             architecture, weights = with_stream_scale(architecture, weights, factor)
-        factors = {norm: inner_factor_for(share * MARGIN, least) for norm, (share, least) in single.inner.items()}
+        factors = {  # squares far below a norm's epsilon need no digits
+            norm: inner_factor_for(share * MARGIN, max(least, inner_epsilon(architecture, norm)))
+            for norm, (share, least) in single.inner.items()
+        }
         architecture, weights = with_inner_scales(architecture, weights, factors)
         exact = _run(architecture, weights, few, DOUBLE).logits
         for numbers in _fixed_points(protocol):

@@ -193,7 +193,8 @@ def recipe_at(
     At scale `paper`, data `codeparrot` and `languini`, also as NAME:FOLDER, have the recipes of their papers.
 
     entropy_regularised: whether the recipe has an entropy regulariser. seq_len, tokens: None for the recipe's own; at
-        scale `parent`, the batch follows `seq_len`, so that a step has PARENT_STEP tokens, or one longer sequence.
+        scale `parent`, the batch follows `seq_len`, so that a step has at most PARENT_STEP tokens, or one longer
+        sequence.
     Raises UserError for a number out of range.
     """
     corpus = data.partition(":")[0] if name == "paper" else ""

@@ -123,7 +123,7 @@ _SIZES: dict[ScaleName, tuple[float | None, ...]] = {
     # the standard library.
     "proxy": (8, 512, 128, 524_288, 8, 8, 1.2e-2, 65_536),
     # For a trained parent, a small language model, on a few cores: eleven minutes of recovery per candidate for
-    # SmolLM2-135M on one core. A step has PARENT_STEP tokens; `from_parent` adapts the rate to the parent's weights.
+    # SmolLM2-135M on one core. A step has at most PARENT_STEP tokens, and `from_parent` adapts the rate to the weights.
     "parent": (None, None, 128, 131_072, 4, 4, 5e-5, 32_768),
     # For one GPU: under an hour per candidate by arithmetic, not measured yet.
     "gpu": (32, 16_384, 128, 200_000_000, 256, 128, 1e-3, 1_048_576),

@@ -105,6 +105,12 @@ def test_a_package_that_cannot_be_downloaded_is_named(packages, monkeypatch):
         ("dictionary", b"{Tree}\n   a plant\n\nRiver\n   water", "Tree\na plant\n\nRiver\nwater"),
         ("quotations", b"One.\n%\nTwo.\n%\n", "One.\n\nTwo.\n\n"),
         ("dialogues", b'message= _ "<b>Say</b> ""no""."\nname=x\nstory=_ "Then."', 'Say "no".\n\nThen.'),
+        (
+            "stories",
+            b"""mission "A name"\n\tdescription `You are asked to take a crate to the "Deep".`\n\t\t`Too short.`\n"""
+            b"""\t"landing message" "You cannot land on a gas giant, whatever you do."\n""",
+            'You are asked to take a crate to the "Deep".',
+        ),
         ("conversations", b"conversations:\n- - Hi\n  - Hello\n- - Bye", "A: Hi\nB: Hello\n\nA: Bye"),
         ("r-strings", r_database(["Chapter 1", "", "It is a truth"]), "Chapter 1\n\nIt is a truth"),
     ],

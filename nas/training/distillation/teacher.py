@@ -185,6 +185,7 @@ class CachedTeacher(Teacher):
         if hidden_states:
             wanted = self.hidden_states(indices, inputs).chunk(num_parts)
             errors = [partial(self.hidden_state_error, part) for part in wanted]
+        self._last = None  # frees the hidden states before the candidate's own
         yield from map(Lesson, losses, errors)
 
     def predictions(self, indices: Sequence[int], inputs: Tensor) -> Predictions:

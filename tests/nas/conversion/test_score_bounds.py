@@ -101,7 +101,7 @@ def test_a_bound_that_does_not_hold_is_told() -> None:
         folded._replace(weights={**folded.weights, bound: folded.weights[bound] + 2 * LOG_SUMS["bounded"][1]})
     )
     assert off.float_error < 1e-4
-    assert "the logarithm of a row sum of attention is" in off.outside[-1]
+    assert "the distance of a row sum of attention from mid-range is" in off.outside[-1]
 
 
 # at 40, scores are 2,120 apart, beyond the engine's exponential
@@ -219,6 +219,32 @@ def test_small_and_large_inputs_of_inner_norms_are_scaled_to_fit(block: BlockNam
     assert check.passes
     assert check.fixed_error < 2e-3
     assert at_dimensions(folded.architecture, architecture) == deployed(architecture)
+
+
+@pytest.mark.parametrize("block", ["gemma3", "olmo2"])
+def test_each_inner_norm_has_a_scale_of_its_own(block: BlockName) -> None:
+    architecture = parse("1xMSMWo-1xMSooo-1xooMWo-1xMSMWo", replace(LLAMA, block=block, layers=LLAMA.layers * 2)).architecture
+    weights = deployed_weights(build(architecture, torch.Generator().manual_seed(0)))
+    norms = [norm for norm, *_ in inner_norm_linears(architecture)]
+    odd = with_inner_scales(architecture, weights, {norm: 2.0 ** (-4 - at) for at, norm in enumerate(norms)})
+    folded, check = fold_as_far_as(*odd, TOKENS)
+    assert check.passes
+    assert check.float_error < 1e-5
+    assert folded.architecture.num_layers == 3
+    assert {norm for norm, *_ in inner_norm_linears(folded.architecture)} >= {
+        norm for norm, _ in folded.architecture.inner_scales
+    }
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize(("value", "says"), [(math.nan, "nan"), (2.0**-20, None)])
+def test_dead_and_broken_ffns_end_in_a_check(value: float, says: str | None) -> None:
+    architecture = parse("1xMSMWo", replace(LLAMA, block="gemma3", layers=LLAMA.layers[:1])).architecture
+    weights = dict(deployed_weights(build(architecture, torch.Generator().manual_seed(0))))
+    weights["layers.0.ffn.down.weight"] = weights["layers.0.ffn.down.weight"] * value
+    _, check = fold_as_far_as(architecture, weights, TOKENS)
+    assert check.passes == (says is None)
+    assert says is None or says in "; ".join(check.outside)
 
 
 def test_a_layer_norm_is_left_and_told() -> None:
