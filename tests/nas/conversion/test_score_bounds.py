@@ -223,7 +223,9 @@ def test_small_and_large_inputs_of_inner_norms_are_scaled_to_fit(block: BlockNam
 
 @pytest.mark.parametrize("block", ["gemma3", "olmo2"])
 def test_each_inner_norm_has_a_scale_of_its_own(block: BlockName) -> None:
-    architecture = parse("1xMSMWo-1xMSooo-1xooMWo-1xMSMWo", replace(LLAMA, block=block, layers=LLAMA.layers * 2)).architecture
+    architecture = parse(
+        "1xMSMWo-1xMSooo-1xooMWo-1xMSMWo", replace(LLAMA, block=block, layers=LLAMA.layers * 2)
+    ).architecture
     weights = deployed_weights(build(architecture, torch.Generator().manual_seed(0)))
     norms = [norm for norm, *_ in inner_norm_linears(architecture)]
     odd = with_inner_scales(architecture, weights, {norm: 2.0 ** (-4 - at) for at, norm in enumerate(norms)})
