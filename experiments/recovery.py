@@ -18,7 +18,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from costmodel.deployment.deploy import Deployment, Projection
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
@@ -59,8 +58,7 @@ class Settings:
         parent: File of the model, in the current folder.
         mixture: Folder that `experiments run mixture` has written.
         train, evaluate: Flags of `nas.train` and `nas.evaluate` for all models.
-        protocol, network, prompt_len, projection: What costs are of: one token after a prompt, with the logits of all
-            tokens or of the last one.
+        protocol, network, prompt_len: What costs are of: one token after a prompt.
         models: Models to recover, by name.
     """
 
@@ -72,7 +70,6 @@ class Settings:
     network: str
     prompt_len: int
     models: dict[str, Model]
-    projection: Projection = "all"
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
@@ -118,7 +115,7 @@ def _judged(name: str, settings: Settings, folder: Path, pricer: Pricer, console
     unseen, tasks = sorted(str(path) for path in (mixture / "unseen").iterdir()), str(mixture / "tasks")
     asked = ("--versus", settings.parent, "--text", *unseen, "--tasks", tasks, *settings.evaluate)
     _call("nas.evaluate", str(exported), *asked, "--output", str(output), console=console)
-    workload = Workload(prompt_len=settings.prompt_len, deployment=Deployment(projection=settings.projection))
+    workload = Workload(prompt_len=settings.prompt_len)
     ours, theirs = (
         price_architecture(read_parent_architecture(each), pricer, workload, "folded").price
         for each in (str(exported), settings.parent)
