@@ -114,8 +114,7 @@ class Architecture:
     layer_positions: index into `positions` for every layer; empty if all layers have the first of them.
     norm_epsilon: constant that RMSNorms add to the mean square; LayerNorms add 1e-5 to the variance.
     inner_norm_epsilon: the same for norms of queries, keys, and outputs of attention and FFN; None for `norm_epsilon`.
-    inner_scales: nodes of such norms, as layers.3.ffn.norm, with the factor by which weights before them multiply their
-        input; the norm adds the constant times the factor's square (`nas.conversion.fixed_point_scale`).
+    inner_scales: pairs of such a norm's node and a factor of its input; the norm adds the constant x factor^2.
     gelu: form of GELU in layers whose `ffn` is `gelu` or `geglu`.
     softmax: form of softmax in layers whose `attention` does not name a form.
     folded: whether this is a folded form (`search_spaces.deployed`), whose weights include scales and score factor.
@@ -285,8 +284,7 @@ def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
     """
     fitted = ("ffn.gate",) if layer.ffn in POLYNOMIAL_GATES else ("ffn.up", "ffn.down")
     is_polynomial = layer.ffn in POLYNOMIALS and linear in fitted
-    named = (*architecture.biases, *architecture.block_facts.biases)
-    return architecture.bias or is_polynomial or linear in named
+    return architecture.bias or is_polynomial or linear in (*architecture.biases, *architecture.block_facts.biases)
 
 
 def positions_of(architecture: Architecture, index: int) -> Positions:

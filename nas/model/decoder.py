@@ -120,9 +120,9 @@ class Decoder(PlainDecoder):
 
 
 def log_probabilities(*models: Decoder, tokens: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Yield slices of the tokens' rows and, of each model, the log-probabilities of the next token, rows x vocab, fp32.
+    """Yield a slice of the positions of all tokens and each model's log-probabilities there, positions x vocab, fp32.
 
-    tokens: batch x T, whose rows are batch x T in one dimension. The models must have the same vocab_size.
+    tokens: batch x T, whose positions are numbered sequence by sequence. The models must have the same vocab_size.
     """
     features = [model.features(tokens, with_entropies=False)[0] for model in models]
     parts = (model.logits_in_parts(each) for model, each in zip(models, features, strict=True))
