@@ -61,10 +61,12 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
         seeds = f"{seeds} ({words}); {compare}"
     else:
         seeds = f"{seeds}, which shows no difference"
+    length = run.config.sequence_len
+    in_sequences = "" if length == run.seq_len else f" in sequences of {length}"
     return [
         *lines,
-        f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens per candidate, "
-        f"{seeds}; perplexities are of {example.tokenizer}, {example.split}"
+        f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens per candidate"
+        f"{in_sequences}, {seeds}; perplexities are of {example.tokenizer}, {example.split}"
         + (", and of this scale only" if run.is_proxy else ""),
         f"plot: {', '.join(map(str, plots))}",
         f"front: {run.folder / 'pareto.csv'}; configs: {run.folder / 'architectures'}/",

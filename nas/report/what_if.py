@@ -159,7 +159,7 @@ def what_if_lines(what_if: WhatIf) -> list[str]:
         f"then: {then}, within {format_budget(what_if.run.budget)} per token",
         f"now:  {now}, {bounded}",
     ]
-    trained, priced = what_if.run.seq_len, what_if.workload.prompt_len
+    trained, priced = what_if.run.config.sequence_len, what_if.workload.prompt_len
     if priced != trained:
         lines.append(f"note: perplexities are of T={trained}, at which all trials were trained, not of T={priced}")
     lines += ngram_lines(what_if.run.ngrams)

@@ -65,6 +65,7 @@ class StudyConfig(BudgetOptions):
             resumed.
         scale: size of the trained models, training tokens and learning rate. parent, the size of --parent, is the
             default if --parent does not have the head size and vocabulary of proxy.
+        train_len: tokens of a training sequence, at least as many as --seq-len, the default.
         tokens: tokens of a final training; by default the scale's, or with a parent 5/8 of them (all at scale parent).
         parent: the trained model that candidates start from: builtin, a folder of nas.export, nas.train or
             save_pretrained, `latest` for the last training, a .gguf file, an id on the Hugging Face hub, or none to
@@ -109,6 +110,7 @@ class StudyConfig(BudgetOptions):
     trial_timeout: str | None = None
     max_failures: int | None = None
     scale: ScaleName = "proxy"
+    train_len: int | None = None
     tokens: int | None = None
     parent: str | None = None
     data: str = "stdlib"
@@ -124,13 +126,18 @@ class StudyConfig(BudgetOptions):
     def __post_init__(self) -> None:
         for name in (
             *("seq_len", "num_trials", "tokens", "max_concurrent", "generation_size", "max_failures"),
-            "threads_per_trial",
+            *("threads_per_trial", "train_len"),
         ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{flag(name)} must be at least 1, but got {value}.")
         for name in ("finalist_seeds", "num_proxy_evals"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise UserError(f"{flag(name)} must not be negative, but got {value}.")
+        if self.sequence_len < self.seq_len:
+            raise UserError(
+                f"--train-len must be at least the {self.seq_len} tokens of the prompt (--seq-len), but got "
+                f"{self.train_len}."
+            )
         check_seed(self.seed, MAX_SEED - self.finalist_seeds)
         if self.gpus_per_trial is not None and not 0 <= self.gpus_per_trial <= 1:
             raise UserError(
@@ -169,6 +176,11 @@ class StudyConfig(BudgetOptions):
                 f"--budget-latency must bound the first protocol, {self.protocols[0]}, whose seconds the front is of, "
                 f"but got {self.budget_latency!r}."
             )
+
+    @property
+    def sequence_len(self) -> int:
+        """Number of tokens of a training sequence."""
+        return self.seq_len if self.train_len is None else self.train_len
 
     @property
     def short_finetune(self) -> bool:
@@ -268,7 +280,7 @@ def study_recipe(config: StudyConfig, distillation: DistillationSchedule | None)
         config.data,
         entropy_regularised=True,
         distillation=distillation,
-        seq_len=config.seq_len,
+        seq_len=config.sequence_len,
         tokens=config.tokens,
     )
     recipe = changed(recipe, config.recipe)

@@ -156,7 +156,7 @@ class Run:
 
     @property
     def seq_len(self) -> int:
-        """Number of tokens of a training sequence, and of the prompt whose cost is predicted."""
+        """Number of tokens of the prompt whose cost is predicted."""
         return self.config.seq_len
 
     @property

@@ -96,7 +96,7 @@ def _blocks(study: ResolvedStudy, console: Console, budget: TimeBudget) -> Block
             study.feasible.space.layers,
             study.corpus,
             settings_of(recipe),
-            seq_len=config.seq_len,
+            seq_len=config.sequence_len,
             first_depth=config.kept_layers or 0,
             device=device_of(config),
             keep=bool(recipe.distillation and recipe.distillation.blockwise_tokens),

@@ -147,7 +147,8 @@ def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: b
     if parent is not None:
         from nas.conversion.parent import require_fit
 
-        require_fit(parent, trained_architecture(space.base, replace(SCALES[config.scale], seq_len=config.seq_len)))
+        scale = replace(SCALES[config.scale], seq_len=config.sequence_len)
+        require_fit(parent, trained_architecture(space.base, scale))
     feasible, left_out = priced_within(
         space, list(zip(pricers, config.budgets.values(), strict=True)), config.workload, config.cost_of
     )

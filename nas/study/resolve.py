@@ -106,7 +106,7 @@ def _new(priced: PricedStudy, parent: Parent | None, nodes: Sequence[Node], outp
     resources = study_resources(config, nodes)
     corpus, read = _corpus(config, resources, base, parent)
     second = study_second(config, corpus, parent)
-    feasible = feasible if parent is None else _held(feasible, parent, corpus)
+    feasible = feasible if parent is None else _held(feasible, parent, corpus, config.sequence_len)
     config = replace(
         config,
         parent=NO_PARENT if parent is None else parent.name,
@@ -166,7 +166,7 @@ def _corpus(
         config.data,
         parent and parent.model,
         vocab_size=scale.vocab_size or base.vocab_size,
-        seq_len=config.seq_len,
+        seq_len=config.sequence_len,
         tokens=config.tokens or scale.tokens,
     )
     if not config.gpus_per_trial:
@@ -229,7 +229,7 @@ def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
     parent = load_parent(BUILTIN)
     parent = parent_of(parent.name, parent.model, config.begin_of_text)
     try:
-        require_fit(parent, trained_architecture(base, replace(SCALES[config.scale], seq_len=config.seq_len)))
+        require_fit(parent, trained_architecture(base, replace(SCALES[config.scale], seq_len=config.sequence_len)))
     except UserError:
         return None
     return parent
@@ -246,7 +246,7 @@ def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> 
     if (data := config.second_eval_data or usual) == NO_SECOND:
         return None
     second = second_corpus(data, second_source(data), corpus, parent and parent.model.windows)
-    require_sequences(second, config.seq_len)
+    require_sequences(second, config.sequence_len)
     return second
 
 
@@ -263,14 +263,14 @@ def run_second(run: Run, config: StudyConfig, corpus: Corpus, parent: Parent | N
     return second
 
 
-def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus) -> FeasibleSpace:
+def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus, seq_len: int) -> FeasibleSpace:
     """Remove bounded softmaxes and eighth powers from layers where the parent's scores leave fixed-point range."""
     space, priced = feasible.space, feasible.priced
     offered = {layer.attention for layer in space.layers}
     forms: list[SoftmaxForm] = [form for form in LOG_SUMS if form in offered]
     if not forms:
         return feasible
-    _, checked = check_tokens(corpus, parent.model.architecture.vocab_size, priced.seq_len)
+    _, checked = check_tokens(corpus, parent.model.architecture.vocab_size, seq_len)
     tokens = bounding_tokens(corpus, checked)
     withheld = Withheld(**{form: unheld_by_parent(parent, form, tokens) for form in forms})
     if (narrowed := without(space, withheld)) is space:
