@@ -28,6 +28,7 @@ from nas.run.folder import read_config, read_meta
 from nas.run.members import front
 from nas.run.run import Run
 from search_spaces.architecture import arch_id, load_architecture
+from search_spaces.budget.priced_space import price_architecture
 from tests.conftest import python, refusals, trials_here, write_email
 
 SPACE = "--space tiny --scale smoke --seq-len 32 --seed 3"
@@ -131,6 +132,19 @@ def test_the_floor_is_of_the_tokens_and_the_validation_of_the_trials(finished, r
     assert read_meta(folder).ngrams == expected
     assert expected.tokens == ledger.completed(ledger.read(folder / ledger.FILE_NAME))[0].tokens
     assert f"n-gram baselines, perplexity after {expected.tokens:,} training tokens: unigram " in printed
+
+
+def test_sequences_of_training_can_be_longer_than_the_prompt(root, tmp_path, capsys):
+    ends = f"--num-trials 1 --finalist-seeds 0 --num-proxy-evals 0 --tokens 1024 --data {root / 'corpus'}"
+    with trials_here():
+        assert search.main([*f"{SMALL} {SPACE} --train-len 64 {ends} --output-dir {tmp_path / 'run'}".split()]) == 0
+    run = Run.read(tmp_path / "run")
+    (record,) = ledger.completed(run.records)
+    assert run.meta.recipe.scale.seq_len == 64
+    assert run.workload.prompt_len == 32
+    price = price_architecture(ledger.deployed_of(record, run.base), run.pricer, run.workload, "unfolded")
+    assert record.latency_s == price.price.latency_s
+    assert "1,024 training tokens per candidate in sequences of 64, one seed" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore", "always:.*torn last line")
