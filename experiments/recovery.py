@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from costmodel.deployment.deploy import Deployment, Projection
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
@@ -58,7 +59,8 @@ class Settings:
         parent: File of the model, in the current folder.
         mixture: Folder that `experiments run mixture` has written.
         train, evaluate: Flags of `nas.train` and `nas.evaluate` for all models.
-        protocol, network, prompt_len: What costs are of: one token after a prompt.
+        protocol, network, prompt_len, projection: What costs are of: one token after a prompt, with the logits of all
+            tokens or of the last one.
         models: Models to recover, by name.
     """
 
@@ -70,6 +72,7 @@ class Settings:
     network: str
     prompt_len: int
     models: dict[str, Model]
+    projection: Projection = "all"
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
@@ -80,7 +83,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     """
     parts = (f"{settings.mixture}/{part}" for part in ("recovery", "unseen", "tasks"))
     places = dict.fromkeys(parts, "`python -m experiments run mixture` writes it")
-    for needed, where in {settings.parent: "docs/llama.md says where it is", **places}.items():
+    for needed, where in {settings.parent: "docs/llama.md and docs/gemma.md say where it is", **places}.items():
         if not Path(needed).exists():
             raise UserError(f"experiment {name} needs {needed} in this folder; {where}.")
     pricer = load_pricer(settings.protocol, settings.network)
@@ -115,7 +118,7 @@ def _judged(name: str, settings: Settings, folder: Path, pricer: Pricer, console
     unseen, tasks = sorted(str(path) for path in (mixture / "unseen").iterdir()), str(mixture / "tasks")
     asked = ("--versus", settings.parent, "--text", *unseen, "--tasks", tasks, *settings.evaluate)
     _call("nas.evaluate", str(exported), *asked, "--output", str(output), console=console)
-    workload = Workload(prompt_len=settings.prompt_len)
+    workload = Workload(prompt_len=settings.prompt_len, deployment=Deployment(projection=settings.projection))
     ours, theirs = (
         price_architecture(read_parent_architecture(each), pricer, workload, "folded").price
         for each in (str(exported), settings.parent)

@@ -85,6 +85,16 @@ def test_training_and_export_are_done_once(commands, tmp_path):
         run("small", settings(first={"placement": "12xMSMGo", "tokens": 65}), Console(width=200))
 
 
+def test_costs_may_be_of_the_last_logits_alone(commands):
+    asked = settings(first={"placement": "12xMSMGo", "tokens": 64})
+    sent = {}
+    for projection in ("all", "last"):
+        run(projection, replace(asked, projection=projection), Console(width=200))
+        with Path(f"runs/experiments/{projection}/{projection}.csv").open() as file:
+            sent[projection] = float(next(csv.DictReader(file))["sent_bytes_share"])
+    assert sent["last"] < sent["all"]  # what both models share weighs less
+
+
 def test_a_stopped_training_continues(commands):
     with pytest.raises(UserError, match=r"nas\.train must end without an error, but its exit status is 1"):
         run("small", settings(first={"placement": "stop", "tokens": 64}), Console(width=200))
