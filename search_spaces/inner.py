@@ -4,6 +4,7 @@ A block states which of these norms its layers have, an architecture states the 
 `inner2` of a layer state what that layer keeps of both.
 """
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,13 @@ def inner_choices(architecture: "Architecture") -> dict[str, tuple[Inner, ...]]:
 
 
 def require_inner(architecture: "Architecture") -> None:
-    """Raise UserError if `inner1` or `inner2` of a layer changes norms or caps that the architecture does not have."""
+    """Raise UserError for an `inner1` or `inner2` that changes norms or caps that the architecture does not have.
+
+    Also if a factor of `inner_scales` is not positive and finite.
+    """
+    for norm, scale in architecture.inner_scales:
+        if not 0 < scale < math.inf:
+            raise UserError(f"a factor of `inner_scales` must be finite and above 0, but got {scale} for {norm}.")
     for name, offered in inner_choices(architecture).items():
         chosen = {getattr(layer, name) for layer in architecture.layers}
         if odd := chosen.difference(offered, ("none",) * ("frozen" in offered)):

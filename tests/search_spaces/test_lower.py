@@ -120,6 +120,10 @@ NO_CONTEXT = "`seq_len` must be between 1 and the context 128, but got {}."
         ({"head_size": 0}, "`head_size` must be at least 1, but got 0"),
         ({"final_norm": "layernorm"}, "block 'llama' has norms without a mean and bias, but got 'layernorm'; use 'rms"),
         ({"rotary_base": 1.0}, "`rotary_base` must be finite and above 1, but got 1.0"),
+        (
+            {"inner_scales": (("layers.0.ffn.norm", 0.0),)},
+            "`inner_scales` must be finite and above 0, but got 0.0 for l",
+        ),
         ({"block": "sas", "num_kv_heads": None}, "block 'sas' passes slices of the stream on, so its heads are d_mo"),
     ],
 )
