@@ -13,7 +13,7 @@ from costmodel.config import cli
 from costmodel.config.files import decode, load_mapping
 from costmodel.errors import UserError
 from costmodel.report.tables import console as table_console
-from experiments import gpu, mixture, private_answers, recovery, smollm2
+from experiments import front, gpu, mixture, private_answers, recovery
 from experiments.searchers import benchmark, table
 from nas.recipe.recipe import ScaleName
 from nas.training.device import Device
@@ -24,11 +24,11 @@ CONFIGS = Path(__file__).parent / "configs"
 # experiment's name and a console
 KINDS: dict[str, ModuleType] = {
     "engines": private_answers,
+    "front": front,
     "gpu": gpu,
     "mixture": mixture,
     "recovery": recovery,
     "search-benchmark": benchmark,
-    "smollm2": smollm2,
     "table": table,
 }
 

@@ -25,7 +25,6 @@ from torch import Tensor
 from costmodel.errors import StoppedError, UserError
 from experiments.measured import GIB, Rows, Way, speeds
 from experiments.plain_gpt2 import plain_step
-from experiments.smollm2 import UNTAUGHT
 from nas.api import load_run
 from nas.conversion.parent import BUILTIN, Parent, load_parent
 from nas.malloc import keep_freed_memory
@@ -54,6 +53,7 @@ WHOLE = ", float32"  # added to the name of a training in float32 if others are 
 PLAIN, COMPILED, OURS, REGULARISED = "plain", "plain compiled", "ours", "ours, entropy regularised"
 LAYERS = "SM+LN+G"
 ENDLESS = 10**12  # tokens, so that no training ends while it is measured
+UNTAUGHT = RecipeChanges(distillation=DistillationChanges(prediction_weight=0.0, hidden_state_weight=0.0))
 
 
 class Sizes(NamedTuple):

@@ -1,8 +1,8 @@
 """Placements of a real model that are recovered on a mixture of text, then judged next to the model's own file.
 
-Each model is trained, folded and evaluated by the commands that a user runs: `nas.train`, `nas.export` and
-`nas.evaluate`. A finished training or export is not repeated, and a stopped training continues. `nas.evaluate` runs
-each time, but takes finished parts from its .jsonl file.
+Each model is trained, folded, evaluated and asked by the commands that a user runs: `nas.train`, `nas.export`,
+`nas.evaluate` and `nas.private`. A finished training, export or answer is not repeated, and a stopped training
+continues. `nas.evaluate` runs each time, but takes finished parts from its .jsonl file.
 """
 
 import csv
@@ -23,6 +23,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.report.tables import table
+from experiments.private_answers import answer_table, private_answers
 from nas.conversion.parent import read_parent_architecture
 from nas.conversion.pretrained import CHECKSUMS_FILE
 from nas.evaluate.table import Row
@@ -62,6 +63,8 @@ class Settings:
         protocol, network, prompt_len, projection: What costs are of: one token after a prompt, with the logits of all
             tokens or of the last one.
         models: Models to recover, by name.
+        answer, answer_protocols: Flags of `nas.private`, such as --prompt, for the file and all models, and protocols
+            under which they answer.
     """
 
     parent: str
@@ -73,19 +76,17 @@ class Settings:
     prompt_len: int
     models: dict[str, Model]
     projection: Projection = "all"
+    answer: tuple[str, ...]
+    answer_protocols: tuple[str, ...]
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Recover and judge the models that are not there yet, and print, write and plot the results.
+    """Recover, judge and ask the models that are not there yet, and print, write and plot the results.
 
     A UserError is raised without the parent's file or the mixture, for an unknown protocol or network, if a command
     fails, if a model was trained with other settings, or if another process runs the experiment.
     """
-    parts = (f"{settings.mixture}/{part}" for part in ("recovery", "unseen", "tasks"))
-    places = dict.fromkeys(parts, "`python -m experiments run mixture` writes it")
-    for needed, where in {settings.parent: "docs/llama.md and docs/gemma.md say where it is", **places}.items():
-        if not Path(needed).exists():
-            raise UserError(f"experiment {name} needs {needed} in this folder; {where}.")
+    require_files(name, settings.parent, *(f"{settings.mixture}/{part}" for part in ("recovery", "unseen", "tasks")))
     pricer = load_pricer(settings.protocol, settings.network)
     folder = RUNS / "experiments" / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,8 +94,19 @@ def run(name: str, settings: Settings, console: Console) -> None:
         judged = [row for model in settings.models for row in _judged(model, settings, folder, pricer, console)]
         write_csv(folder / f"{name}.csv", COLUMNS, ([row[column] for column in COLUMNS] for row in judged))
         written = save_figure(folder / name, draw_panels(figure(judged, Path(settings.parent).stem)))
-    console.print(result_table(judged))
-    console.print(f"figures: {folder / name}.csv, {written[0]}", soft_wrap=True, highlight=False)
+        asked = {"file": (settings.parent,)} | {name: (str(folder / f"{name}-private"),) for name in settings.models}
+        console.print(result_table(judged))
+        console.print(f"figures: {folder / name}.csv, {written[0]}", soft_wrap=True, highlight=False)
+        answers = private_answers(asked, settings.answer_protocols, settings.answer, folder, console)
+    console.print(answer_table(answers))
+
+
+def require_files(experiment: str, parent: str, *folders: str) -> None:
+    """Raise UserError unless the parent's file and the folders of the mixture are there."""
+    places = dict.fromkeys(folders, "`python -m experiments run mixture` writes it")
+    for needed, where in {parent: "docs/llama.md and docs/gemma.md say where it is", **places}.items():
+        if not Path(needed).exists():
+            raise UserError(f"experiment {experiment} needs {needed} in this folder; {where}.")
 
 
 def _judged(name: str, settings: Settings, folder: Path, pricer: Pricer, console: Console) -> list[Judged]:
@@ -111,13 +123,15 @@ def _judged(name: str, settings: Settings, folder: Path, pricer: Pricer, console
     replace_file(made_with, json.dumps(wanted))
     if not (exported / CHECKSUMS_FILE).exists():  # written last
         anew, begun = (*wanted, "--output-dir", str(trained)), (trained / CONFIG_FILE).exists()
-        _call("nas.train", *(("--resume", str(trained)) if begun else anew), console=console)
+        call("nas.train", *(("--resume", str(trained)) if begun else anew), console=console)
         shutil.rmtree(exported, ignore_errors=True)
-        _call("nas.export", str(trained), "--fold", "--output-dir", str(exported), console=console)
+        for answer in folder.glob(f"private-{name}-*.json"):
+            answer.unlink()
+        call("nas.export", str(trained), "--fold", "--output-dir", str(exported), console=console)
     output = folder / "evaluation.md"
     unseen, tasks = sorted(str(path) for path in (mixture / "unseen").iterdir()), str(mixture / "tasks")
     asked = ("--versus", settings.parent, "--text", *unseen, "--tasks", tasks, *settings.evaluate)
-    _call("nas.evaluate", str(exported), *asked, "--output", str(output), console=console)
+    call("nas.evaluate", str(exported), *asked, "--output", str(output), console=console)
     workload = Workload(prompt_len=settings.prompt_len, deployment=Deployment(projection=settings.projection))
     ours, theirs = (
         price_architecture(read_parent_architecture(each), pricer, workload, "folded").price
@@ -136,7 +150,7 @@ def _judged(name: str, settings: Settings, folder: Path, pricer: Pricer, console
     return [facts | row | ({"name": Path(row["name"]).name} if row["kind"] == "text" else {}) for row in rows]
 
 
-def _call(module: str, *args: str, console: Console) -> None:
+def call(module: str, *args: str, console: Console) -> None:
     """Run a command, whose output is shown. Raises UserError if it fails."""
     command = ["-m", module, *args]
     console.print(f"python {shlex.join(command)}", soft_wrap=True, highlight=False, markup=False)

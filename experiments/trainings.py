@@ -24,7 +24,6 @@ from nas.conversion.parent import Parent, load_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate, candidate_id, recipe_at, trial_id
-from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.recipe import SCALES, ScaleName
 from nas.storage import write_csv
 from nas.study.worker import worker_env
@@ -47,7 +46,6 @@ class Plan:
         name: For reports and tables.
         base, dimensions, rows: A named base, changes of its dimensions, and names of architectures on it.
         parent: Where candidates start: `builtin`, a file or a folder.
-        tokens, recipe: Changes to the scale's recipe from a parent, as `nas.train --tokens` and `--recipe.*`.
         committed: A file of outcomes in `experiments/data`; None if there is none.
     """
 
@@ -58,8 +56,6 @@ class Plan:
     rows: tuple[str, ...]
     seeds: tuple[int, ...]
     parent: str
-    tokens: int | None = None
-    recipe: RecipeChanges = field(default_factory=RecipeChanges)
     data: str = "stdlib"
     committed: str | None = None
 
@@ -108,17 +104,12 @@ class Recorded(NamedTuple):
     ended: Ended
 
 
-def candidate_of(plan: Plan, row: str, parent: Parent) -> Candidate:
-    """Return the candidate of a row: the architecture that the row names, with the plan's recipe from the parent."""
+def _candidate(plan: Plan, row: str, parent: Parent) -> Candidate:
+    """Return the architecture that a row names, with the recipe of the plan's scale from the parent."""
     member = resolve(row, base_architecture(plan.base, plan.dimensions))
-    recipe = recipe_at(
-        plan.scale,
-        plan.data,
-        entropy_regularised=member.entropy_regularised,
-        distillation=parent.distillation,
-        tokens=plan.tokens,
-    )
-    return Candidate(architecture=member.architecture, recipe=changed(recipe, plan.recipe))
+    regularised, distillation = member.entropy_regularised, parent.distillation
+    recipe = recipe_at(plan.scale, plan.data, entropy_regularised=regularised, distillation=distillation)
+    return Candidate(architecture=member.architecture, recipe=recipe)
 
 
 def training(plan: Plan, job: Job, folder: Path) -> Ended:
@@ -126,12 +117,12 @@ def training(plan: Plan, job: Job, folder: Path) -> Ended:
     torch.set_num_threads(1)
     keep_freed_memory()
     parent = load_parent(plan.parent)
-    candidate, corpus = candidate_of(plan, job.row, parent), _corpus(plan, parent)
+    candidate, corpus = _candidate(plan, job.row, parent), _corpus(plan, parent)
     *records, outcome = train(
         candidate,
         corpus,
         seed=job.seed,
-        folder=training_folder(plan, job, folder, parent),
+        folder=folder / trial_id(candidate, seed=job.seed),
         initial=initial_weights(parent, candidate, corpus),
         teacher=teacher_of(parent, corpus, candidate.recipe, "cpu"),
     )
@@ -139,11 +130,6 @@ def training(plan: Plan, job: Job, folder: Path) -> Ended:
     earlier = (record for record in records if isinstance(record, RungRecord) and record.share < 1)
     rungs = tuple(Rung(record.share, record.val_loss) for record in earlier)
     return Ended(outcome.perplexity, outcome.tokens, outcome.seconds, outcome.reason or "", rungs)
-
-
-def training_folder(plan: Plan, job: Job, folder: Path, parent: Parent) -> Path:
-    """Return the folder of a training's checkpoints, metrics and diagnostics."""
-    return folder / trial_id(candidate_of(plan, job.row, parent), seed=job.seed)
 
 
 def _corpus(plan: Plan, parent: Parent) -> Corpus:
@@ -165,7 +151,7 @@ def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
     parent = load_parent(plan.parent)
     corpus = _corpus(plan, parent)  # prepared once, before the processes need it
     keys = {
-        Job(seed, row): Key(candidate_id(candidate_of(plan, row, parent)), corpus.fingerprint, seed)
+        Job(seed, row): Key(candidate_id(_candidate(plan, row, parent)), corpus.fingerprint, seed)
         for seed in plan.seeds
         for row in plan.rows
     }

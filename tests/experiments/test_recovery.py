@@ -1,6 +1,7 @@
 """Recovered models are trained, folded and judged by the users' commands, each step once, and put into one table."""
 
 import csv
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -23,6 +24,15 @@ ROWS = [
     Row("writing", "collapsed continuations", 40, 7, 9, 2, None, None, None, None),
 ]
 
+TOTAL = {"sent_bytes": 9, "messages": 2, "latency_s": 1.5, "peak_bytes": [8]}
+ANSWER = json.dumps(
+    {
+        "tokens": [{"top1_agrees": True}],
+        "agreement": {"largest_logit_error": 0.1},
+        "total": {"measured": TOTAL, "predicted": TOTAL},
+    }
+)
+
 
 @pytest.fixture
 def commands(monkeypatch, tmp_path):
@@ -42,6 +52,8 @@ def commands(monkeypatch, tmp_path):
             return CompletedProcess(command, 1)
         if command[2] == "nas.export":
             shutil.copytree(PARENT, output)
+        elif command[2] == "nas.private":
+            return CompletedProcess(command, 0, ANSWER)
         elif command[2] == "nas.evaluate":
             with Path(command[-1]).with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerows([Row._fields, *ROWS])
@@ -66,13 +78,16 @@ def test_training_and_export_are_done_once(commands, tmp_path):
     asked = settings(first={"placement": "12xMSMGo", "tokens": 64, "seed": 3})
     run("small", asked, Console(width=200))
     folder = Path("runs/experiments/small")
-    train, export, evaluate = commands
+    train, export, evaluate, *private = commands
     assert train == [
         *f"nas.train 12xMSMGo --parent {PARENT} --scale parent --data mixture/recovery --tokens 64 --seed 3".split(),
         *f"--seq-len 64 --output-dir {folder}/first".split(),
     ]
     assert export == f"nas.export {folder}/first --fold --output-dir {folder}/first-private".split()
     assert evaluate[:4] == ["nas.evaluate", f"{folder}/first-private", "--versus", str(PARENT)]
+    assert [command[:2] for command in private] == [
+        ["nas.private", model] for model in (str(PARENT), f"{folder}/first-private") for _ in asked.answer_protocols
+    ]
     with (folder / "small.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == ["prose", "quiz/rc_0shot", "collapsed continuations"]
@@ -80,7 +95,7 @@ def test_training_and_export_are_done_once(commands, tmp_path):
     assert all(0 < float(row[share]) < 0.7 for row in rows for share in ("sent_bytes_share", "latency_share"))
     assert (folder / "small.png").exists()
     run("small", asked, Console(width=200))
-    assert [command[0] for command in commands[3:]] == ["nas.evaluate"]
+    assert [command[0] for command in commands[3 + len(private) :]] == ["nas.evaluate"]
     with pytest.raises(UserError, match="must have been trained with the experiment's settings, but was not; delete"):
         run("small", settings(first={"placement": "12xMSMGo", "tokens": 65}), Console(width=200))
 
