@@ -61,17 +61,21 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
         seeds = f"{seeds} ({words}); {compare}"
     else:
         seeds = f"{seeds}, which shows no difference"
-    length = run.config.sequence_len
-    in_sequences = "" if length == run.seq_len else f" in sequences of {length}"
     return [
         *lines,
         f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens per candidate"
-        f"{in_sequences}, {seeds}; perplexities are of {example.tokenizer}, {example.split}"
+        f"{in_sequences(run)}, {seeds}; perplexities are of {example.tokenizer}, {example.split}"
         + (", and of this scale only" if run.is_proxy else ""),
         f"plot: {', '.join(map(str, plots))}",
         f"front: {run.folder / 'pareto.csv'}; configs: {run.folder / 'architectures'}/",
         price_line(run),
     ]
+
+
+def in_sequences(run: Run) -> str:
+    """Return the words for the length of training sequences, after a number of tokens; empty if it is the prompt's."""
+    length = run.config.sequence_len
+    return "" if length == run.seq_len else f" in sequences of {length}"
 
 
 def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:

@@ -145,6 +145,7 @@ def test_sequences_of_training_can_be_longer_than_the_prompt(root, tmp_path, cap
     price = price_architecture(ledger.deployed_of(record, run.base), run.pricer, run.workload, "unfolded")
     assert record.latency_s == price.price.latency_s
     assert "1,024 training tokens per candidate in sequences of 64, one seed" in capsys.readouterr().out
+    assert "1,024 tokens per candidate in sequences of 64, bpe" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.filterwarnings("ignore", "always:.*torn last line")

@@ -148,7 +148,7 @@ def _scale(run: Run) -> list[str]:
     if not completed:
         return []
     trial = completed[0]
-    trained = f"{trial.tokens:,} tokens per candidate, {trial.tokenizer}, {trial.split}"
+    trained = f"{trial.tokens:,} tokens per candidate{summary.in_sequences(run)}, {trial.tokenizer}, {trial.split}"
     if run.meta.planned_tokens is not None:
         trained += f" (of {run.meta.planned_tokens:,}, because of the time budget, which costs accuracy)"
     lines = [f"Perplexities are of the model's own width, {trial.width}: {trained}."]
