@@ -14,7 +14,7 @@ from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.report.tables import table
-from experiments.recovery import call, require_files
+from experiments.recovery import call, require_files, require_same
 from nas.api import Run, load_run
 from nas.report.draw import draw_panels, save_figure
 from nas.report.front_figures import LinePanel, PanelFigure, Series
@@ -48,8 +48,8 @@ class Settings:
 def run(name: str, settings: Settings, console: Console) -> None:
     """Search, or continue a search, and print and plot its models and block scores.
 
-    A UserError is raised without the parent's file or the mixture, if the search fails, or if another process runs the
-    experiment.
+    A UserError is raised without the parent's file or the mixture, if the search fails or was begun with other
+    settings, or if another process runs the experiment.
     """
     text = f"{settings.mixture}/recovery"
     require_files(name, settings.parent, text)
@@ -58,10 +58,12 @@ def run(name: str, settings: Settings, console: Console) -> None:
     with locked(folder):
         place = folder / "search"
         space = "parent" if settings.space is None else str(CONFIGS / settings.space)
-        anew = ("--parent", settings.parent, "--data", text, "--space", space, *settings.search)
-        is_begun = (place / CONFIG_FILE).exists()
-        how = ("--resume", str(place)) if is_begun else (*anew, "--output-dir", str(place))
-        call("nas.search", *how, console=console)
+        new = ("--parent", settings.parent, "--data", text, "--space", space, *settings.search)
+        require_same(new, folder / "search.json", place)
+        begun = (place / CONFIG_FILE).exists()
+        call(
+            "nas.search", *(("--resume", str(place)) if begun else (*new, "--output-dir", str(place))), console=console
+        )
         searched = load_run(place)
         shown = models(searched)
         title = f"{Path(settings.parent).stem}: a token after a prompt of {searched.config.seq_len}, private"
@@ -112,7 +114,7 @@ def model_table(models: Sequence[Shown]) -> Table:
         for model in models
     ]
     columns = ("seconds", "sent", "perplexity", "runs as")
-    return table(("model",), columns, rows, title="a token, and what of the parent's it is")
+    return table(("model",), columns, rows, title="cost of one token, with its share of the parent's")
 
 
 def model_figure(models: Sequence[Shown], title: str) -> PanelFigure:
@@ -140,16 +142,16 @@ def kind_table(scores: BlockScores) -> Table:
     """
     num_layers = 1 + max(sub_layer.depth for sub_layer in scores.divergences)
     thirds = [range(place * num_layers // 3, (place + 1) * num_layers // 3) for place in range(3)]
-    by_kind: dict[tuple[str, str, str], dict[int, float]] = {}
+    by_kind: dict[str, dict[int, float]] = {}
     for (depth, *kind), value in scores.divergences.items():
-        by_kind.setdefault((kind[0], kind[1], kind[2]), {})[depth] = value
+        by_kind.setdefault(" ".join(kind).removesuffix(" own"), {})[depth] = value
 
     def middle(values: dict[int, float], part: range) -> str:
         scored = [values[depth] for depth in part if depth in values]
         return f"{median(scored):.4f}" if scored else ""
 
     rows = [
-        (" ".join(kind), *(middle(values, part) for part in (range(1), *thirds)))
+        (kind, *(middle(values, part) for part in (range(1), *thirds)))
         for kind, values in sorted(by_kind.items())
         if any(values.values())
     ]

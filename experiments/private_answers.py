@@ -79,8 +79,9 @@ def private_answers(
     models: for each model, by a name for files, the arguments of `nas.private` that select it. asked: further arguments
     for all models. A UserError is raised, in one line, if a process fails.
     """
-    answers, digest = {}, sha256(json.dumps(asked).encode()).hexdigest()[:8]
+    answers = {}
     for name, model in models.items():
+        digest = sha256(json.dumps([*model, *asked]).encode()).hexdigest()[:8]
         for protocol in protocols:
             path = folder / f"private-{name}-{protocol}-{digest}.json"
             if not path.exists():

@@ -109,24 +109,29 @@ def require_files(experiment: str, parent: str, *folders: str) -> None:
             raise UserError(f"experiment {experiment} needs {needed} in this folder; {where}.")
 
 
+def require_same(arguments: Sequence[str], made_with: Path, *made: Path) -> None:
+    """Raise UserError if something of `made` exists but was made with other arguments; else write these to a file."""
+    told = made_with.exists() and json.loads(made_with.read_text(encoding="utf-8"))
+    if told != [*arguments] and (there := [str(path) for path in made if path.exists()]):
+        raise UserError(f"{there[0]} must have been made with the experiment's settings, but was not; delete it.")
+    replace_file(made_with, json.dumps(arguments))
+
+
 def _judged(name: str, settings: Settings, folder: Path, pricer: Pricer, console: Console) -> list[Judged]:
     """Train, fold and evaluate a model, as far as that is not done, and return its rows."""
     model, trained, exported = settings.models[name], folder / name, folder / f"{name}-private"
     mixture, made_with = Path(settings.mixture), folder / f"{name}.json"
     source = ("--parent", settings.parent, "--scale", "parent", "--data", str(mixture / "recovery"))
     size = ("--tokens", str(model.tokens), "--seed", str(model.seed))
-    wanted = [model.placement, *source, *size, *settings.train]
-    is_begun = made_with.exists() and (trained.exists() or exported.exists())
-    if is_begun and json.loads(made_with.read_text(encoding="utf-8")) != wanted:
-        others = f"delete {made_with}, {trained} and {exported}"
-        raise UserError(f"{trained} must have been trained with the experiment's settings, but was not; {others}.")
-    replace_file(made_with, json.dumps(wanted))
+    wanted = (model.placement, *source, *size, *settings.train)
+    require_same(wanted, made_with, trained, exported)
     if not (exported / CHECKSUMS_FILE).exists():  # written last
         anew, begun = (*wanted, "--output-dir", str(trained)), (trained / CONFIG_FILE).exists()
         call("nas.train", *(("--resume", str(trained)) if begun else anew), console=console)
         shutil.rmtree(exported, ignore_errors=True)
-        for answer in folder.glob(f"private-{name}-*.json"):
-            answer.unlink()
+        for protocol in settings.answer_protocols:
+            for answer in folder.glob(f"private-{name}-{protocol}-????????.json"):
+                answer.unlink()
         call("nas.export", str(trained), "--fold", "--output-dir", str(exported), console=console)
     output = folder / "evaluation.md"
     unseen, tasks = sorted(str(path) for path in (mixture / "unseen").iterdir()), str(mixture / "tasks")

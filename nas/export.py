@@ -301,7 +301,7 @@ def _write_yaml(made: Export, target: Path) -> None:
 def _write_mpc(made: Export, target: Path) -> None:
     _write_weights(made, target)
     (target / ARCHITECTURE_FILE).write_text(dump_architecture(made.trained), encoding="utf-8")
-    seq_len = made.facts.candidate.recipe.scale.seq_len
+    seq_len = made.facts.workload.prompt_len
     nodes = [
         {"name": node.name, "layer": node.layer, "op": type(node.op).__name__, **asdict(node.op), "inputs": node.inputs}
         for node in lower(made.trained, seq_len)

@@ -168,8 +168,8 @@ def require_fit(parent: Parent, target: Architecture) -> None:
             )
     if target.context > source.context:
         raise UserError(
-            f"--seq-len must be at most the context of parent {parent.name!r}, {source.context}, "
-            f"but got {target.context}."
+            f"training sequences (--seq-len, in a search --train-len) must be at most the context of parent "
+            f"{parent.name!r}, {source.context}, but got {target.context}."
         )
 
 

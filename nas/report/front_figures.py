@@ -101,8 +101,9 @@ class PanelFigure(NamedTuple):
 def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
     """Return the data of the Pareto plot of a run.
 
-    rows: rows of the papers; those with a perplexity and the run's number of layers and prompt length are shown. The
-    unigram and bigram baselines are included if they lie between perplexities of members, trigram and 5-gram.
+    rows: rows of the papers; those with a perplexity and the run's number of layers, prompt length and length of
+    training sequences are shown. The unigram and bigram baselines are included if they lie between perplexities of
+    members, trigram and 5-gram.
     """
     assert run.budget.latency_s is not None
     num_layers, seq_len = run.base.num_layers, run.seq_len
@@ -128,7 +129,8 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
         published=tuple(
             Mark(row.notation, row.latency_s / 60, row.perplexity)
             for row in rows
-            if (row.num_layers, row.seq_len) == (num_layers, seq_len) and row.perplexity is not None
+            if (row.num_layers, row.seq_len, row.seq_len) == (num_layers, seq_len, run.config.sequence_len)
+            and row.perplexity is not None
         ),
         published_title=f"Papers' rows, L={num_layers}, T={seq_len}\n(full scale, other corpus and tokenizer)",
         ngrams=ngrams,

@@ -248,7 +248,8 @@ def order_lines(run: Run) -> list[str]:
     printed = {
         row.notation: row.perplexity
         for row in published_rows()
-        if (row.num_layers, row.seq_len) == (run.base.num_layers, run.seq_len) and row.perplexity is not None
+        if (row.num_layers, row.seq_len) == (run.base.num_layers, run.config.sequence_len)
+        and row.perplexity is not None
     }
     members_of_rows = {member.notation: member for member in run.members if member.notation in printed}
     ours = {name: member.perplexity for name, member in members_of_rows.items()}

@@ -144,6 +144,11 @@ def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: b
         space = without(space, run.meta.withheld)
     if config.kept_layers is not None:
         space = _with_kept_layers(config, space, run, parent)
+    if config.sequence_len > space.base.context:
+        raise UserError(
+            f"{'--seq-len' if config.train_len is None else '--train-len'} must be at most the context of the model, "
+            f"{space.base.context}, but got {config.sequence_len}."
+        )
     if parent is not None:
         from nas.conversion.parent import require_fit
 

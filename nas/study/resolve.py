@@ -230,7 +230,8 @@ def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
     parent = parent_of(parent.name, parent.model, config.begin_of_text)
     try:
         require_fit(parent, trained_architecture(base, replace(SCALES[config.scale], seq_len=config.sequence_len)))
-    except UserError:
+    except UserError as misfit:
+        _log.info(f"candidates train from scratch: {misfit}")
         return None
     return parent
 

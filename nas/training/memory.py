@@ -136,7 +136,7 @@ def raise_out_of_memory(candidate: Candidate, device: str) -> Iterator[None]:
         scale = candidate.recipe.scale
         raise TooLargeError(
             f"out of memory on {device} with {scale.micro_batch} sequences of {scale.seq_len} tokens in a forward pass "
-            f"at width {candidate.trained.d_model}; lower `micro_batch`, `seq_len` or the width."
+            f"at width {candidate.trained.d_model}; lower `micro_batch`, the length of sequences or the width."
         ) from error
 
 

@@ -22,7 +22,7 @@ class BudgetOptions:
             parent's.
         budget_keys: largest size of the keys per token that the dealer of sigma, or of your own protocol with keys,
             sends each party, such as 8GB, or a share of the parent's.
-        seq_len: tokens of the prompt, for pricing and, in a search, for training.
+        seq_len: tokens of the prompt whose cost is predicted; in a search, also of training sequences by default.
         protocol: protocol of the costs: published, semi2k, aby3, cheetah, sigma, crypten, ckks, or module:Class of your
             own; or several separated by commas, whose budgets all apply, such as --budget-latency semi2k=60s,sigma=2s;
             the front uses the first.

@@ -90,9 +90,7 @@ RULES = (
     Rule("python -m nas.private runs/my-model --perplexity", more="--perplexity 32"),
     parsed("python -m nas.private", OTHER_ENGINE_RUN),
     parsed("python -m nas.evaluate", "needs tasks and a parent of its tokenizer"),
-    parsed("python -m nas.search --parent runs/smollm2-tuned", "needs the model"),
-    parsed("python -m nas.train SM+RMS+SwiGLU --parent", "needs the model"),
-    parsed("python -m nas.export runs/tuned", "needs the model"),
+    parsed("python -m nas.search --parent SmolLM2-135M-Instruct.Q4_1.gguf", "needs the model"),
     parsed("python -m nas.private runs/my-model --party", "needs two machines"),
     # experiments
     Rule("python -m experiments list"),

@@ -1,5 +1,7 @@
 """The experiment of a front searches from a parent's file once, as a user does, and shows what it found."""
 
+import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +15,13 @@ from nas.run.config import StudyConfig
 from nas.run.folder import ParentResult
 from nas.run.run import Run
 
-SCORES = (
-    "depth,part,norm,form,kl_nats\n0,ffn,layernorm,relu,0.25\n1,ffn,layernorm,relu,0.75\n0,ffn,layernorm,gelu,0.0\n"
+SCORES = "\n".join(
+    (
+        "depth,part,norm,form,inner,kl_nats",
+        *(f"{depth},ffn,layernorm,relu,own,{depth / 8}" for depth in range(6) if depth not in (2, 3)),
+        *(f"{depth},ffn,layernorm,relu,frozen,{0.5}" for depth in range(6)),
+        *(f"{depth},ffn,layernorm,gelu,own,0.0" for depth in range(6)),
+    )
 )
 FILES = {"parent": "a.gguf", "mixture": "mixture"}
 
@@ -36,7 +43,10 @@ def search(make_record, make_meta, tmp_path, monkeypatch):
     def load(folder):
         parent = ParentResult(name="a.gguf", notation="SM+LN+G", val_loss=2.0, latency_s=200.0)
         config = StudyConfig(budget_latency="5min", seq_len=32, num_trials=1)
-        return Run(folder=folder, config=config, meta=make_meta(parent=parent), records=(make_record(),))
+        found = make_record(
+            val_loss=2.0 + math.log(1.25), perplexity=1.25 * math.exp(2.0), latency_s=2.0, sent_bytes=3e6
+        )
+        return Run(folder=folder, config=config, meta=make_meta(parent=parent), records=(found,))
 
     monkeypatch.setattr("experiments.recovery.subprocess.run", call)
     monkeypatch.setattr(front, "load_run", load)
@@ -54,10 +64,17 @@ def test_a_front_is_searched_once_and_shown_next_to_the_file(search):
     place = "runs/experiments/small/search"
     given = "nas.search --parent a.gguf --data mixture/recovery --space parent --budget-latency 5min --output-dir"
     assert search == [[*given.split(), place], ["nas.search", "--resume", place]]
+    with pytest.raises(UserError, match=f"{place} must have been made with the experiment's settings, but was not"):
+        front.run("small", settings_of("gemma", **FILES, search=["--budget-latency", "6min"]), console)
     shown = printed.get()
-    assert "(+0.0 %)" in shown  # the parent, and the candidate of the same loss
-    assert all(words in shown for words in ("a0", "2xoSoFs", "ffn layernorm relu", "0.2500"))
-    assert "gelu" not in shown
+    parent, found = (next(line for line in shown.splitlines() if line.startswith(name)) for name in ("parent", "a0"))
+    assert re.findall(r"\(100%\)|[\d.]+ \([+-].*? %\)", parent)[1:] == ["(100%)", "7.39 (+0.0 %)"]
+    assert re.findall(r"[\d.]+ \([+-].*? %\)", found) == ["9.24 (+25.0 %)"]
+    scores = [re.split("  +", line.strip()) for line in shown.splitlines() if line.startswith("ffn")]
+    assert scores == [
+        ["ffn layernorm relu", "0.0000", "0.0625", "0.5625"],
+        ["ffn layernorm relu frozen", "0.5000", "0.5000", "0.5000", "0.5000"],
+    ]
     assert Path("runs/experiments/small/small.png").exists()
 
 

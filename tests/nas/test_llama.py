@@ -34,7 +34,9 @@ from tests.conftest import python, trials_here, write_email
 # what scale `smoke` makes of a Llama of 4 heads
 SIZE: Any = {"layers": 3, "heads": 4, "kv_heads": 2, "d_model": 16, "d_ff": 40, "vocab": 512, "context": 32}
 PRICES = ("--protocol", "semi2k", "--network", "lan", "--budget-latency", "1h")
-TRAININGS = "--scale smoke --seq-len 32 --num-trials 1 --num-proxy-evals 0 --finalist-seeds 0 --searcher uniform"
+TRAININGS = (
+    "--scale smoke --seq-len 16 --train-len 32 --num-trials 1 --num-proxy-evals 0 --finalist-seeds 0 --searcher uniform"
+)
 
 
 @pytest.fixture(scope="module")

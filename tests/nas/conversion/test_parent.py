@@ -136,7 +136,10 @@ def test_what_is_no_parent_is_refused(builtin: Parent, tmp_path: Path) -> None:
         ({"num_heads": 6}, "`num_heads` that candidates are trained with, 6, but has 12"),
         ({"vocab_size": 300}, "`vocab_size` that candidates are trained with, 300, but has 512"),
         ({"block": "pythia"}, "`block` that candidates are trained with, 'pythia', but has 'gpt2'"),
-        ({"context": 256}, "--seq-len must be at most the context of parent 'builtin', 128, but got 256"),
+        (
+            {"context": 256},
+            "must be at most the context of parent 'builtin', 128, but got 256",
+        ),
     ],
 )
 def test_a_parent_of_other_dimensions_is_refused(builtin: Parent, change: dict[str, int], named: str) -> None:
