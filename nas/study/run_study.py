@@ -15,6 +15,7 @@ from rich.console import Console
 
 from costmodel.config.bugs import bugs_reported, default_cache_dir, require_writable_cache
 from costmodel.errors import StoppedError
+from nas.malloc import release_freed_memory
 from nas.report.progress import logged_to, shown
 from nas.report.summary import closing_lines
 from nas.run import ledger
@@ -72,6 +73,7 @@ def run_study(
             require_home()  # before Ray is imported
             from nas.study.ray_tune import run_trials  # Ray
 
+            release_freed_memory()  # the trials need what block scores took: 2 of 5 GB for SmolLM2-135M
             with logged_to(console), shown(console, lambda: replace(run, records=tuple(trials.records))) as refresh:
                 run_trials(trials, study.resources, budget=budget, on_change=refresh)
         finally:
