@@ -60,10 +60,8 @@ def run(name: str, settings: Settings, console: Console) -> None:
         space = "parent" if settings.space is None else str(CONFIGS / settings.space)
         new = ("--parent", settings.parent, "--data", text, "--space", space, *settings.search)
         require_same(new, folder / "search.json", place)
-        begun = (place / CONFIG_FILE).exists()
-        call(
-            "nas.search", *(("--resume", str(place)) if begun else (*new, "--output-dir", str(place))), console=console
-        )
+        arguments = ("--resume",) if (place / CONFIG_FILE).exists() else (*new, "--output-dir")
+        call("nas.search", *arguments, str(place), console=console)
         searched = load_run(place)
         shown = models(searched)
         title = f"{Path(settings.parent).stem}: a token after a prompt of {searched.config.seq_len}, private"
@@ -118,7 +116,7 @@ def model_table(models: Sequence[Shown]) -> Table:
 
 
 def model_figure(models: Sequence[Shown], title: str) -> PanelFigure:
-    """Return a figure of perplexity against cost, in % of the cost of the parent, which is the first model."""
+    """Return a figure of perplexity against cost, in % of that of the first model, which is the parent."""
     parent = models[0]
     by_axis = {
         f"bytes of all parties, % of the parent's {format_bytes(parent.sent_bytes)}": [m.sent_bytes for m in models],

@@ -138,7 +138,8 @@ def test_what_is_no_parent_is_refused(builtin: Parent, tmp_path: Path) -> None:
         ({"block": "pythia"}, "`block` that candidates are trained with, 'pythia', but has 'gpt2'"),
         (
             {"context": 256},
-            "must be at most the context of parent 'builtin', 128, but got 256",
+            r"training sequences \(--seq-len, in a search --train-len\) must be at most the context of parent "
+            "'builtin', 128, but got 256",
         ),
     ],
 )
