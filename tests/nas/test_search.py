@@ -146,6 +146,8 @@ def test_sequences_of_training_can_be_longer_than_the_prompt(root, tmp_path, cap
     assert record.latency_s == price.price.latency_s
     assert "1,024 training tokens per candidate in sequences of 64, one seed" in capsys.readouterr().out
     assert "1,024 tokens per candidate in sequences of 64, bpe" in (tmp_path / "run" / "report.html").read_text()
+    export.write_export(prepare_export(run, run.pick("best"), fold=False), tmp_path / "mpc", "mpc")
+    assert json.loads((tmp_path / "mpc" / "graph.json").read_text())["seq_len"] == 32
 
 
 @pytest.mark.filterwarnings("ignore", "always:.*torn last line")
