@@ -30,7 +30,6 @@ from costmodel.protocols import load_pricer
 from nas.conversion.fixed_point_check import recorded
 from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import EXPORT_FILE, TRAINED_FILE, WINDOWS_FILE, read_windows, write_checksums
-from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus, tokenizer_folder
 from nas.corpus.held_out import KeptWindows, trained_on
@@ -218,7 +217,7 @@ def _prepared(
 ) -> Export:
     corpus = known_corpus(provenance.corpus)
     kind, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
-    trained, weights, left = deployable(candidate, last, bounding_tokens(corpus, tokens))
+    trained, weights, left = deployable(candidate, last, corpus)
     architecture, folding = at_dimensions(trained, candidate.architecture) if left else candidate.architecture, None
     if fold:
         form = fold_as_far_as(trained, weights, tokens, pricer.protocol)

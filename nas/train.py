@@ -20,9 +20,8 @@ from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
 from nas.conversion.parent import Parent, digest_of, require_fit
 from nas.conversion.pretrained import Pretrained, require_vocabulary
-from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.transfer import transferred
-from nas.conversion.verified_fold import LOG_SUMS, check_tokens
+from nas.conversion.verified_fold import LOG_SUMS
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import OWN_RULE, Reading
 from nas.corpus.ngrams import ngram_baseline
@@ -242,8 +241,7 @@ def _out_of_range(candidate: Candidate, corpus: Corpus, folder: Path) -> tuple[s
         return ()
     last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
     assert last is not None
-    _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
-    return deployable(candidate, last, bounding_tokens(corpus, tokens))[2]
+    return deployable(candidate, last, corpus)[2]
 
 
 def _given_weights(

@@ -11,7 +11,7 @@ from nas.conversion.parent import BUILTIN, Parent, load_initial, load_parent, pa
 from nas.conversion.pretrained import Pretrained, read_tokenizer
 from nas.conversion.score_bounds import bounding_tokens, half_range, set_bounds, unheld
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens
-from nas.corpus.corpus import known_corpus
+from nas.corpus.corpus import Corpus, known_corpus
 from nas.corpus.documents import NO_TOKEN, OWN_RULE
 from nas.corpus.held_out import trained_on
 from nas.corpus.tokenizer import with_begin_of_text
@@ -79,18 +79,17 @@ def _trained(folder: Path) -> Pretrained:
     last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
     if last is None:
         raise UserError(f"{folder} must have a whole checkpoint, but has none; train on with --resume.")
-    _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
-    architecture, weights, _ = deployable(candidate, last, bounding_tokens(corpus, tokens))
+    architecture, weights, _ = deployable(candidate, last, corpus)
     windows = None if corpus is None else trained_on(Path(corpus.folder))
     return Pretrained(architecture, weights, read_tokenizer(training_tokenizer(folder, training.corpus)), windows)
 
 
 def deployable(
-    candidate: Candidate, trained: Checkpoint, tokens: Tensor
+    candidate: Candidate, trained: Checkpoint, corpus: Corpus | None
 ) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
     """Return architecture and weights of a checkpoint's unfolded model, and remarks on attention out of range.
 
-    tokens: sequences x T. The scores on them set the bounds that attention `bounded` subtracts in place of each row's
+    Scores on `bounding_tokens` of the corpus set the bounds that attention `bounded` subtracts in place of each row's
     maximum, and `power8` before it takes eighth powers. Where `bounded` leaves fixed-point range on them, the returned
     architecture has an exact softmax; `power8` stays. The third result has a sentence for each layer that leaves the
     range. Weights are by `<node>.<suffix>` of the op graph, with a copy of a tied output table.
@@ -98,8 +97,9 @@ def deployable(
     Raises UserError if the model still contains components of its parent.
     """
     model = trained_model(candidate, trained)
+    _, checked = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
     layers = list(model.architecture.layers)
-    farthest = set_bounds(model, tokens)
+    farthest = set_bounds(model, bounding_tokens(corpus, checked))
     exact, powers = (
         unheld({depth: apart for depth, apart in farthest.items() if layers[depth].attention == form}, form)
         for form in LOG_SUMS

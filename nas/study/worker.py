@@ -16,7 +16,6 @@ from costmodel.config.bugs import described, traceback_kept
 from costmodel.errors import UserError
 from nas.conversion.fold import at_dimensions
 from nas.conversion.parent import Parent, kept_parent
-from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import Corpus
 from nas.malloc import keep_freed_memory, release_freed_memory
@@ -164,7 +163,7 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path, protocol: 
     """
     _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
     latest = _latest(candidate, folder, "fold")
-    architecture, weights, left = deployable(candidate, latest, bounding_tokens(corpus, tokens))
+    architecture, weights, left = deployable(candidate, latest, corpus)
     del latest  # its moments take twice the memory of the weights
     folded, check = fold_as_far_as(architecture, weights, tokens, protocol)
     return VerifiedForm(

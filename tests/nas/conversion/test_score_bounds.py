@@ -110,7 +110,7 @@ def test_where_a_bound_does_not_hold_the_softmax_is_exact(scores: float, exact: 
     candidate = candidate_at(resolve("1xLBLBo-1xLSLGo", BASE), "smoke", data="stdlib", seq_len=8)
     model = with_scores(candidate.trained, scores)
     trained = Checkpoint(step=1, identity={}, progress={}, weights=stored_weights(model), optimizer=None)
-    architecture, weights, left = deployable(candidate, trained, torch.from_numpy(TOKENS))
+    architecture, weights, left = deployable(candidate, trained, None)
     assert [index for index, layer in enumerate(architecture.layers) if layer.attention == "softmax"] == [*exact, 1]
     assert [reason.split(":")[0] for reason in left] == [f"layers.{depth}.attention" for depth in exact]
     expected = model(torch.from_numpy(TOKENS)).logits
