@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,9 @@ from costmodel.config.units import format_bytes, format_seconds
 from costmodel.errors import UserError
 from costmodel.report.tables import table
 from nas.conversion.parent import load_parent
-from nas.conversion.pretrained import write_pretrained
+from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
+from nas.corpus.documents import fingerprint
+from nas.corpus.local_files import digest
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights
 from nas.storage import RUNS, replace_file, write_csv
@@ -81,9 +82,9 @@ def private_answers(
     """
     answers = {}
     for name, model in models.items():
-        digest = sha256(json.dumps([*model, *asked]).encode()).hexdigest()[:8]
+        made_with = fingerprint([*model, *asked, *map(_content, model)])[:8]
         for protocol in protocols:
-            path = folder / f"private-{name}-{protocol}-{digest}.json"
+            path = folder / f"private-{name}-{protocol}-{made_with}.json"
             if not path.exists():
                 command = ["-m", "nas.private", *model, "--protocol", protocol, *asked, "--format", "json"]
                 console.print(f"python {shlex.join(command)}", soft_wrap=True, highlight=False, markup=False)
@@ -94,6 +95,13 @@ def private_answers(
                 replace_file(path, done.stdout)
             answers[name, protocol] = json.loads(path.read_text(encoding="utf-8"))
     return answers
+
+
+def _content(argument: str) -> str | None:
+    """Return a digest of the model that an argument names; None if it names no file or folder of a model."""
+    path = Path(argument)
+    path = path / CHECKSUMS_FILE if path.is_dir() else path
+    return digest(path) if path.is_file() else None
 
 
 def answer_records(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:

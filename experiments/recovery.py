@@ -129,9 +129,6 @@ def _judged(name: str, settings: Settings, folder: Path, pricer: Pricer, console
         anew, begun = (*wanted, "--output-dir", str(trained)), (trained / CONFIG_FILE).exists()
         call("nas.train", *(("--resume", str(trained)) if begun else anew), console=console)
         shutil.rmtree(exported, ignore_errors=True)
-        for protocol in settings.answer_protocols:
-            for answer in folder.glob(f"private-{name}-{protocol}-????????.json"):
-                answer.unlink()
         call("nas.export", str(trained), "--fold", "--output-dir", str(exported), console=console)
     output = folder / "evaluation.md"
     unseen, tasks = sorted(str(path) for path in (mixture / "unseen").iterdir()), str(mixture / "tasks")

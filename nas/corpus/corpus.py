@@ -258,8 +258,10 @@ def _anew_if_torn(entry: Path, read: Callable[[], T]) -> T | None:
         return read()
     except UserError as error:
         warnings.warn(f"preparing the corpus anew: {error}", stacklevel=3)
+    # facts first, so that no process opens a half-deleted entry; libraries of sub-layers, which are folders, stay
     for path in sorted(entry.glob("[!.]*"), key=lambda path: not path.name.startswith("corpus")):
-        path.unlink()  # facts first, so that no process opens a half-deleted entry
+        if path.is_file():
+            path.unlink()
     return None
 
 

@@ -77,7 +77,8 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
 
     A data set's card is left out. If names state a train split, files of a test split are left out; if they also state
     a validation split, all other files are for training. Else a hash decides the split, or if it puts all files into
-    one and none is a table, the end of each text validates. `whole_files` ignores stated splits and cuts no text.
+    one and none is a table, the end of each text validates. `whole_files` ignores stated splits, cuts no text, and
+    reads the files in an order that does not follow their names, so that the first of them are of any kind.
     """
     listing = listed(folder, None, by_name=not whole_files, has_card=True)
     files, content, _ = listing
@@ -88,24 +89,28 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
         for relative, file in zip(names, files, strict=True):
             parts["validation" if relative in validation else "train"].append(file)
         return _source(name, listing, *(file_stream(part, split) for split, part in parts.items()))
+    if whole_files:
+        shuffled = sorted(zip(names, files, strict=True), key=lambda each: fingerprint(each[0]))
+        return _source(name, listing, file_stream([file for _, file in shuffled], None))
     is_text = all(kind_of(Path(relative)) not in ROW_READERS for relative in names)
-    if whole_files or not is_text or len(set(map(by_hash, names))) > 1:
+    if not is_text or len(set(map(by_hash, names))) > 1:
         return _source(name, listing)
     warnings.warn(f"{folder} has too few files to hold some out: the end of each validates.", stacklevel=1)
     files = [_cut_file(folder / relative, relative) for relative in names]
     return _source(name, listing._replace(files=files, content=[*content, "cut"]))
 
 
-def file_source(name: str, path: Path) -> DocumentSource:
+def file_source(name: str, path: Path, *, whole_files: bool = False) -> DocumentSource:
     """Return an existing file as a source. The end of a text is its validation split; a hash decides the split of rows.
 
-    Raises UserError if the file cannot be read. Damaged rows raise it only when they are reached.
+    `whole_files` cuts no text. Raises UserError if the file cannot be read. Damaged rows raise it only when they are
+    reached.
     """
+    file = File(path.stat().st_size, partial(_documents, path, path.name, None))
     if kind_of(path) in ROW_READERS:
-        file = File(path.stat().st_size, partial(_documents, path, path.name, None))
         return _source(name, Listing([file], [path.suffix, digest(path)]))
     _decoded(path)  # refuses other encodings at once
-    return _source(name, Listing([_cut_file(path, path.name)], [".txt", digest(path)]))
+    return _source(name, Listing([file if whole_files else _cut_file(path, path.name)], [".txt", digest(path)]))
 
 
 def _source(name: str, listing: Listing, *streams: Stream) -> DocumentSource:

@@ -76,8 +76,9 @@ def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
     """Open a source of documents.
 
     data: `stdlib`, `codeparrot`, a path, or NAME:FOLDER for a local copy of `codeparrot` or `languini`. whole_files:
-    for a folder, ignore names that state a split, and cut no file. Raises UserError, in one line, for any other `data`
-    and for a source that cannot be read or reached; damaged rows raise it only when they are reached.
+    cut no text; for a folder also ignore names that state a split, and read the files in a mixed order. Raises
+    UserError, in one line, for any other `data` and for a source that cannot be read or reached; damaged rows raise it
+    only when they are reached.
     """
     name, colon, folder = data.partition(":")
     if name in PAPER_CORPORA:
@@ -91,7 +92,7 @@ def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
     if os.path.isdir(path):
         return local_files.folder_source(data, path, whole_files=whole_files)
     if os.path.isfile(path) and kind_of(path) in (".txt", *ROW_READERS):
-        return local_files.file_source(data, path)
+        return local_files.file_source(data, path, whole_files=whole_files)
     raise UserError(
         f"data must be stdlib, {', '.join(PAPER_CORPORA)}, NAME:FOLDER for a local copy of these, "
         f"a folder of {', '.join(FILE_SUFFIXES)} files, or a "

@@ -4,6 +4,7 @@ docs/evaluation.md explains the results. Beside the table, a .csv file has its n
 .jsonl file there, a line each, so that an interrupted evaluation continues.
 """
 
+import fcntl
 import json
 import os
 import sys
@@ -91,7 +92,6 @@ class Parts:
             self.known[row["key"]] = row["result"]
         if torn and not torn.startswith(BEGINNING[: len(torn)]):
             raise UserError(f"{path} must hold parts of an evaluation, but holds other data; name another --output.")
-        self.num_torn = len(torn)
 
     def result(self, part: str, content: Any, computed: Callable[[], Any]) -> Any:
         """Return the result of a part as plain data: from the file or, if it has none, computed and added to the file.
@@ -107,10 +107,11 @@ class Parts:
                 line = json.dumps(found, allow_nan=False)
             except ValueError:
                 raise UserError(f"{part} must give finite numbers, but a model's logits overflow there.") from None
-            with self.path.open("ab") as file:
-                if self.num_torn:  # of a process that was killed
-                    file.truncate(file.tell() - self.num_torn)
-                    self.num_torn = 0
+            with self.path.open("ab+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # another evaluation may write to it
+                file.seek(0)
+                whole, newline, _ = file.read().rpartition(b"\n")
+                file.truncate(len(whole + newline))  # without the part of a line that a killed process left
                 file.write(line.encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())

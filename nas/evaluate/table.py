@@ -1,8 +1,8 @@
 """Results of an evaluation with their intervals, as Markdown and as rows of a CSV file.
 
-Intervals are from the 2.5th to the 97.5th percentile over samples, drawn with replacement, of documents of a text,
-items of a task, or continuations. Samples are the same for both models, so the interval of a difference is a paired
-one. For the mean over tasks, each task is sampled separately.
+Intervals are from the 2.5th to the 97.5th percentile over samples, drawn with replacement, of documents of a text (of
+windows, if there are few documents), items of a task, or continuations. Samples are the same for both models, so the
+interval of a difference is a paired one. For the mean over tasks, each task is sampled separately.
 
 Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 8 and 13.
 """
@@ -52,10 +52,11 @@ class Sums(NamedTuple):
     samples: Numbers
 
 
-def sums_of(units: ArrayLike) -> Sums:
+def sums_of(units: ArrayLike, seed: str = "") -> Sums:
     """Return the sums of an array, units x columns, over all units and over bootstrap samples of them."""
     rows = np.asarray(units, dtype=np.float64)
-    counts = np.random.default_rng(0).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=SAMPLES)
+    generator = np.random.default_rng(list(seed.encode()))
+    counts = generator.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=SAMPLES)
     return Sums(rows.sum(axis=0), counts @ rows)
 
 
@@ -148,7 +149,7 @@ def task_rows(columns: Mapping[Task, Numbers]) -> Iterator[Row]:
 
 def _with_mean(columns: Mapping[Task, Numbers]) -> list[tuple[Task | None, Sums]]:
     """Return the sums of each task and, if there are several, of the mean over tasks, for None."""
-    by_task = {task: sums_of(rows) for task, rows in columns.items()}
+    by_task = {task: sums_of(rows, seed=task.name) for task, rows in columns.items()}
     shares = [Sums(sums.whole / sums.whole[0], sums.samples / sums.samples[:, :1]) for sums in by_task.values()]
     mean = Sums(*(np.mean(parts, axis=0) for parts in zip(*shares, strict=True)))
     return [*by_task.items(), *([(None, mean)] if len(by_task) > 1 else [])]
@@ -164,11 +165,12 @@ def _change(columns: Numbers) -> Numbers:
     return np.asarray(np.expm1((columns[2] - columns[1]) / columns[0]))
 
 
-def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
-    """Return the lines of the table of texts. documents: by text, the fields of `Compared` for each document."""
+def text_lines(units: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
+    """Return the lines of the table of texts. units: by text, the fields of `Compared` for each document or window."""
     perplexities = ("perplexity, parent", "model", "change")
-    lines = _head("text", "tokens", "documents", *perplexities, "KL(parent \\|\\| model), nats", "top-1 agreement")
-    for name, rows in documents.items():
+    compared = *perplexities, "KL(parent \\|\\| model), nats", "top-1 agreement"
+    lines = _head("text", "tokens", "documents or windows", *compared)
+    for name, rows in units.items():
         sums = sums_of(rows)
         cells = [
             name,
@@ -184,12 +186,13 @@ def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
     return lines
 
 
-def text_rows(documents: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Row]:
-    """Yield the row of each text. documents: by text, the fields of `Compared` for each document."""
-    for name, rows in documents.items():
+def text_rows(units: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Row]:
+    """Yield the row of each text. units: by text, the fields of `Compared` for each document or window."""
+    for name, rows in units.items():
         sums = sums_of(rows)
         num_tokens, parent, model, divergence, agreements = sums.whole
-        change, ends = float(_change(sums.whole)), interval(_change(sums.samples.T))
+        change = float(_change(sums.whole))
+        ends = interval(_change(sums.samples.T)) if len(rows) > 1 else (None, None)
         perplexities = np.exp(parent / num_tokens), np.exp(model / num_tokens)
         parts = divergence / num_tokens, agreements / num_tokens
         yield Row("text", name, int(num_tokens), *perplexities, change, *ends, *parts)

@@ -118,10 +118,11 @@ def _named(forms: Sequence[Form], pattern: str) -> list[Form]:
     exact = [form for form in forms if fnmatch(form.name, pattern) or fnmatch(form.name, f"{pattern}/*")]
     if "/" in pattern:
         return exact
-    fewest: dict[str, Form] = {}
+    fewest: dict[tuple[str, str], Form] = {}
     for form in sorted(forms, key=lambda form: (form.num_shots, form.name)):
         if form in exact or fnmatch(form.task, pattern):
-            fewest.setdefault(form.name.rpartition("/")[0] or form.task, form)  # piqa and piqa:mc are in one folder
+            task = form.name.rpartition("/")[0], form.task.partition(":")[0]  # piqa and piqa:mc are forms of one
+            fewest.setdefault(task, form)
     return sorted(fewest.values(), key=lambda form: form.name)
 
 

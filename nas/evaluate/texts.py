@@ -15,16 +15,20 @@ from nas.model.decoder import Decoder, log_probabilities
 from nas.model.self_attention import Past
 
 LONGEST = 512  # tokens of a window
+FEW = 10  # documents; the intervals of a text with fewer are over its windows
 TAIL = 32  # tokens at the end of a continuation that must repeat earlier ones for a collapse
 LONGEST_CYCLE = 16  # tokens of the longest repeated piece, such as a line or a word
 
 
 class Text(NamedTuple):
-    """A text as windows of tokens; the first token of each is not predicted. documents: of each window, by number."""
+    """A text as windows of tokens; the first token of each is not predicted.
+
+    units: number of the document of each window or, if windows of fewer than FEW documents are used, of the window.
+    """
 
     name: str
     windows: tuple[tuple[int, ...], ...]
-    documents: tuple[int, ...]
+    units: tuple[int, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -32,7 +36,7 @@ class Text(NamedTuple):
 
     @property
     def digest(self) -> str:
-        return fingerprint([self.windows, self.documents])
+        return fingerprint([self.windows, self.units])
 
 
 def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, context: int, most_tokens: int) -> Text:
@@ -57,11 +61,12 @@ def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, conte
             left -= len(each[2]) - 1
     if not kept:
         raise UserError(f"--text {name} must have text of at least two tokens, but has none.")
-    return Text(name, tuple(tokens for *_, tokens in kept), tuple(place for _, place, _ in kept))
+    places = tuple(place for _, place, _ in kept)
+    return Text(name, tuple(tokens for *_, tokens in kept), tuple(range(len(kept))) if len({*places}) < FEW else places)
 
 
 class Compared(NamedTuple):
-    """Sums over the predicted tokens of a document; losses and divergence in nats.
+    """Sums over the predicted tokens of a document or window; losses and divergence in nats.
 
     divergence: KL(parent || model). agreements: number of tokens at which both models have the same most likely token.
     """
@@ -77,7 +82,7 @@ class Compared(NamedTuple):
 def compared(
     model: Decoder, parent: Decoder, text: Text, on_done: Callable[[int], None] = lambda done: None
 ) -> list[Compared]:
-    """Return the comparison for each document of a text, in order. on_done: called with how many windows are done."""
+    """Return the comparison for each unit of a text, in order. on_done: called with how many windows are done."""
     sums: dict[int, Any] = {}
     order, done = sorted(range(len(text.windows)), key=lambda index: -len(text.windows[index])), 0
     while order:
@@ -86,8 +91,8 @@ def compared(
         order = order[len(alike) :]
         measured = _measured(model, parent, torch.tensor([text.windows[index] for index in alike]))
         for index, row in zip(alike, measured.numpy(), strict=True):
-            document = text.documents[index]
-            sums[document] = sums.get(document, 0.0) + row
+            unit = text.units[index]
+            sums[unit] = sums.get(unit, 0.0) + row
         on_done(done := done + len(alike))
     return [
         Compared(int(row[0]), float(row[1]), float(row[2]), float(row[3]), int(row[4]))

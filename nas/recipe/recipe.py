@@ -63,7 +63,7 @@ class Scale:
     micro_batch: int
     learning_rate: float
     warmup_share: float = 0.05  # 5 % of the steps, as in the training code of arXiv 2410.13060
-    rungs: tuple[float, ...] = (0.25, 0.5, 1.0)  # two chances to stop a dominated trial, each halving its cost
+    rungs: tuple[float, ...] = (0.25, 0.5, 1.0)  # a low-fidelity evaluation ends at the first
     validation_tokens: int
 
     def __post_init__(self) -> None:

@@ -94,9 +94,14 @@ def deployable(
     architecture has an exact softmax; `power8` stays. The third result has a sentence for each layer that leaves the
     range. Weights are by `<node>.<suffix>` of the op graph, with a copy of a tied output table.
 
-    Raises UserError if the model still contains components of its parent.
+    Raises UserError if the model still contains components of its parent, or has such attention and there is no corpus.
     """
     model = trained_model(candidate, trained)
+    if corpus is None and not LOG_SUMS.keys().isdisjoint(layer.attention for layer in model.architecture.layers):
+        raise UserError(
+            f"{candidate.name} must have its training text in the cache, on which the bounds of its attention are set, "
+            f"but the text is not there; --resume of its training or search prepares it again."
+        )
     _, checked = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
     layers = list(model.architecture.layers)
     farthest = set_bounds(model, bounding_tokens(corpus, checked))

@@ -59,6 +59,17 @@ def test_each_model_answers_once_under_each_protocol(tmp_path, commands):
     assert len(commands) == 7
 
 
+def test_a_model_that_changed_answers_again(tmp_path, commands):
+    file, folder = tmp_path / "a.gguf", tmp_path / "member"
+    folder.mkdir()
+    models = {"file": (str(file),), "member": (str(folder),)}
+    for content, num_commands in (("1", 2), ("1", 2), ("2", 4)):
+        file.write_text(content)
+        (folder / "checksums.json").write_text(content)
+        private_answers(models, ("semi2k",), (), tmp_path, Console(quiet=True))
+        assert len(commands) == num_commands
+
+
 def test_one_that_does_not_answer_is_said_in_a_line(tmp_path, monkeypatch):
     failed = CompletedProcess((), 2, stdout="", stderr="Note\nerror: the engine is not installed\n")
     monkeypatch.setattr("experiments.private_answers.subprocess.run", lambda command, **settings: failed)

@@ -30,7 +30,7 @@ from nas.training.device import layer_function
 
 LOGITS_AT_A_TIME = 1 << 22  # 16 MiB of fp32, or the logits of one sequence if these are more
 RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])  # a likely token
-MOST_CACHED_SHARE = 1 / 4  # of the free disk space, for what is still to be written to one cache file
+MOST_CACHED_SHARE = 1 / 4  # of the disk space that is free when a training begins, for what it may add to one file
 BLOCK_BYTES = 512  # unit of `st_blocks`
 STREAM = np.dtype("<f2")  # of a normalised hidden state; its rounding is far below the errors of candidates
 WRITTEN = b"\x01"  # follows a record in the cache file once the record is complete
@@ -65,11 +65,14 @@ class Predictions(NamedTuple):
 class Kept:
     """A cache file with one record (an array) per sequence, placed by the sequence's index.
 
-    path: None to cache nothing. dtype, shape: of a record.
+    path: None to cache nothing. dtype, shape: of a record. least_free: bytes of the disk that stay free; a record that
+    would leave fewer is not cached.
     """
 
-    def __init__(self, path: Path | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.path, self.dtype, self.shape = path, dtype, shape
+    def __init__(
+        self, path: Path | None, dtype: np.dtype[Any], shape: tuple[int, ...], least_free: float = 0.0
+    ) -> None:
+        self.path, self.dtype, self.shape, self.least_free = path, dtype, shape, least_free
         self.num_bytes = dtype.itemsize * int(np.prod(shape))
 
     def all(self, indices: Sequence[int], inputs: Tensor, computed: Callable[[Tensor], Records]) -> Records:
@@ -98,13 +101,15 @@ class Kept:
         return np.frombuffer(raw[: self.num_bytes], dtype=self.dtype).reshape(self.shape) if is_whole else None
 
     def _write(self, path: Path, index: int, record: Records) -> None:
-        """Write a record; if that raises OSError, as on a full disk, it is not kept."""
+        """Write a record; if the disk is too full or that raises OSError, it is not kept."""
         at = index * (self.num_bytes + len(WRITTEN))
         with suppress(OSError):
+            if disk_usage(path.parent).free - self.num_bytes < self.least_free:
+                return
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
             try:
-                os.pwrite(descriptor, record.tobytes(), at)
-                os.pwrite(descriptor, WRITTEN, at + self.num_bytes)
+                if os.pwrite(descriptor, record.tobytes(), at) == self.num_bytes:  # fewer on a nearly full disk
+                    os.pwrite(descriptor, WRITTEN, at + self.num_bytes)
             finally:
                 os.close(descriptor)
 
@@ -156,7 +161,7 @@ class CachedTeacher(Teacher):
 
     lowered: whether the factors of matrix products are rounded to bf16. most_likely: number of likely tokens in a
         prediction; the rest of the vocabulary counts as one more token.
-    predictions_path, hidden_states_path: cache files; None for no cache.
+    predictions_path, hidden_states_path: cache files; None for no cache. least_free: bytes of the disk that stay free.
     """
 
     def __init__(
@@ -166,10 +171,11 @@ class CachedTeacher(Teacher):
         predictions_path: Path | None = None,
         hidden_states_path: Path | None = None,
         *,
+        least_free: float = 0.0,
         lowered: bool = False,
     ) -> None:
         super().__init__(model)
-        self.lowered = lowered
+        self.least_free, self.lowered = least_free, lowered
         self.predictions_path, self.hidden_states_path = predictions_path, hidden_states_path
         self.most_likely = min(most_likely, model.architecture.vocab_size - 1)
         self._last: tuple[Tensor, Tensor, list[Tensor]] | None = None
@@ -190,7 +196,7 @@ class CachedTeacher(Teacher):
 
     def predictions(self, indices: Sequence[int], inputs: Tensor) -> Predictions:
         """Return the most likely tokens after each token. indices, inputs: as in `lessons`."""
-        kept = Kept(self.predictions_path, RECORD, (inputs.shape[1], self.most_likely))
+        kept = Kept(self.predictions_path, RECORD, (inputs.shape[1], self.most_likely), self.least_free)
         records = kept.all(indices, inputs, self._predicted)
         return Predictions(
             torch.from_numpy(records["token"].astype(np.int64)), torch.from_numpy(records["log_probability"].copy())
@@ -199,7 +205,8 @@ class CachedTeacher(Teacher):
     def hidden_states(self, indices: Sequence[int], inputs: Tensor) -> Tensor:
         """Return the result of `normed` for the parent. indices, inputs: as in `lessons`."""
         shape = len(self.readers), inputs.shape[1], self.model.architecture.d_model
-        return torch.from_numpy(Kept(self.hidden_states_path, STREAM, shape).all(indices, inputs, self._normed))
+        kept = Kept(self.hidden_states_path, STREAM, shape, self.least_free)
+        return torch.from_numpy(kept.all(indices, inputs, self._normed))
 
     @torch.no_grad()
     def _predicted(self, inputs: Tensor) -> Records:
@@ -277,7 +284,9 @@ def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> T
     """Return the parent as a teacher: on a GPU it runs with the model; on a CPU its outputs are cached.
 
     Predictions and hidden states each have a cache file in the corpus's folder. A file that would grow by more than a
-    quarter of the free disk space is not used. recipe: must have a distillation schedule.
+    quarter of the free disk space is not used. Another seed's sequences may be in a file already, so it may grow by
+    more than expected; nothing is added once the disk has less than half of what is free now. recipe: must have a
+    distillation schedule.
     """
     lowered = recipe.precision == "bfloat16"
     if torch.device(device).type != "cpu":
@@ -293,6 +302,7 @@ def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> T
         top_k,
         _cache_path(corpus, f"likely-{top_k}-{ending}", num_tokens * top_k * RECORD.itemsize),
         _cache_path(corpus, f"hidden-states-{ending}", num_tokens * features * STREAM.itemsize),
+        least_free=(1 - 2 * MOST_CACHED_SHARE) * disk_usage(corpus.folder).free,
         lowered=lowered,
     )
 

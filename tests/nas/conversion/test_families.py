@@ -212,6 +212,15 @@ def test_what_no_block_has_is_named_in_one_line(kind: str, settings: dict[str, A
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["llama3", "gemma3"])
+def test_a_checkpoint_in_bfloat16_is_not_rounded_again(name: str, tmp_path: Path) -> None:
+    their_model(name).bfloat16().save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = torch.randint(40, (1, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert_close(ours(load_pretrained(str(tmp_path)))(tokens).logits, theirs(tokens).logits)
+
+
 @pytest.mark.parametrize(
     "name", ["llama3", "phi3-partly", "smollm3", "stablelm2", "opt", "qwen3", "granite", "gemma2", "gemma3", "olmo2"]
 )

@@ -1,11 +1,14 @@
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from costmodel import ops
+from costmodel.errors import UserError
 from costmodel.execution import interpreter
 from costmodel.ops import SoftmaxForm
 from nas.conversion.change_of_basis import inner_norm_linears
@@ -110,7 +113,10 @@ def test_where_a_bound_does_not_hold_the_softmax_is_exact(scores: float, exact: 
     candidate = candidate_at(resolve("1xLBLBo-1xLSLGo", BASE), "smoke", data="stdlib", seq_len=8)
     model = with_scores(candidate.trained, scores)
     trained = Checkpoint(step=1, identity={}, progress={}, weights=stored_weights(model), optimizer=None)
-    architecture, weights, left = deployable(candidate, trained, None)
+    with pytest.raises(UserError, match="must have its training text in the cache"):
+        deployable(candidate, trained, None)
+    corpus: Any = SimpleNamespace(tokens=lambda split: TOKENS.flatten(), begin_of_text=None)
+    architecture, weights, left = deployable(candidate, trained, corpus)
     assert [index for index, layer in enumerate(architecture.layers) if layer.attention == "softmax"] == [*exact, 1]
     assert [reason.split(":")[0] for reason in left] == [f"layers.{depth}.attention" for depth in exact]
     expected = model(torch.from_numpy(TOKENS)).logits

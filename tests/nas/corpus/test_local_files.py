@@ -18,8 +18,8 @@ from nas.corpus.sources import open_source
 CUT_GZIP = gzip.compress(b'{"text": "x"}\n' * 9, mtime=0)[:-9]
 
 
-def all_texts(path: Path | str) -> list[str]:
-    source = open_source(str(path))
+def all_texts(path: Path | str, **settings: bool) -> list[str]:
+    source = open_source(str(path), **settings)
     return [text for split in ("train", "validation") for text in texts(source, split)]
 
 
@@ -156,6 +156,15 @@ def test_the_end_of_each_file_validates_where_they_are_too_few(tmp_path):
     whole = open_source(str(tmp_path), whole_files=True)
     assert len(list(texts(whole, "train"))) == 2
     assert whole.fingerprint != source.fingerprint
+    (text,) = all_texts(tmp_path / "a.txt", whole_files=True)
+    assert text == (tmp_path / "a.txt").read_text()
+
+
+def test_whole_files_are_read_in_a_mixed_order(tmp_path):
+    for number in range(20):
+        (tmp_path / f"{number:02}.txt").write_text(f"{number}")
+    read = all_texts(tmp_path, whole_files=True)
+    assert sorted(read, key=int) == [str(number) for number in range(20)] != read
 
 
 def test_what_was_not_read_of_a_folder_is_said(tmp_path):

@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers")
 from costmodel.errors import UserError  # noqa: E402
 from nas.corpus.second import second_source  # noqa: E402
 from nas.evaluate import __main__ as command  # noqa: E402
+from nas.evaluate import texts  # noqa: E402
 from nas.evaluate.__main__ import Parts, find_judged  # noqa: E402
 from nas.evaluate.likelihood import Request, likelihoods, request_of  # noqa: E402
 from nas.evaluate.table import sums_of, task_columns, task_lines, task_rows, text_lines, writing_lines, writing_row  # noqa: E402
@@ -141,13 +142,17 @@ def test_the_words_of_a_continuation(there: Path) -> None:
     assert request_of(given, "", " a dog", 64).context == (1,)
 
 
-def test_text_is_compared_by_document(there: Path) -> None:
+def test_text_is_compared_by_document_or_by_window(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, parent = (find_judged(str(there / name)) for name in ("model", "parent"))
     documents = second_source(str(there / "prose")).documents
+    monkeypatch.setattr(texts, "FEW", 3)
     text = windows_of("prose", documents, parent.encoder, 16, 120)
     assert text.num_tokens >= 120
     found = compared(model.decoder, parent.decoder, text)
     assert len(found) == 3
+    monkeypatch.setattr(texts, "FEW", 4)
+    by_window = windows_of("prose", documents, parent.encoder, 16, 120)
+    assert len(compared(model.decoder, parent.decoder, by_window)) == len(text.windows) > 3
     losses = np.zeros(4)
     for window in text.windows:
         tokens = torch.tensor([window])
@@ -340,6 +345,16 @@ def test_a_model_whose_logits_overflow_is_named_and_nothing_is_kept(tmp_path):
     assert not parts.known
 
 
+def test_evaluations_share_a_file(tmp_path):
+    path = tmp_path / "out.jsonl"
+    Parts(path).result("one", [], lambda: 1)
+    path.write_bytes(path.read_bytes() + path.read_bytes()[:9])  # of a process that was killed
+    first, second = Parts(path), Parts(path)
+    for number, parts in enumerate((first, second), 2):
+        parts.result(f"part {number}", [], lambda number=number: number)
+    assert sorted(Parts(path).known.values()) == [1, 2, 3]
+
+
 def test_the_form_with_the_fewest_examples_is_run_and_a_sample_is_even(there, tmp_path):
     tasks, others = read_tasks(str(there / "tasks"), [], 3)
     names = ["last/bpb", "quiz/rc_0shot"]
@@ -350,6 +365,9 @@ def test_the_form_with_the_fewest_examples_is_run_and_a_sample_is_even(there, tm
     for form, num_shots, task in (("rc_0shot", 0, "quiz"), ("mc_5shot", 5, "quiz:mc")):
         write_task(tmp_path / "quiz" / form, "acc_raw", ITEMS, num_shots, task)
     assert [task.name for task in read_tasks(str(tmp_path), ["quiz"], 3)[0]] == ["quiz/rc_0shot"]
+    for task in ("last", "quiz"):
+        write_task(tmp_path / "beside/set" / task, "acc_raw", ITEMS, 0, task)
+    assert [task.name for task in read_tasks(str(tmp_path / "beside"), [], 3)[0]] == ["set/last", "set/quiz"]
     (five,), _ = read_tasks(str(there / "tasks"), ["*/rc_5shot"], 3)
     assert (five.name, five.metric) == ("quiz/rc_5shot", "acc_raw")
     assert five.items == tasks[1].items

@@ -1,8 +1,10 @@
+import os
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from nas.training import checkpoint
 from nas.training.distillation import teacher
 from nas.training.distillation.foldable import floor_singular_values, keep_foldable
 from nas.training.distillation.parts import Gates
-from nas.training.distillation.teacher import RECORD, CachedTeacher, Predictions
+from nas.training.distillation.teacher import RECORD, CachedTeacher, Kept, Predictions
 from nas.training.objective import Objective
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES, Dimensions, base_architecture
@@ -108,6 +110,24 @@ def test_a_cache_may_grow_by_a_quarter_of_the_free_disk(tmp_path, monkeypatch):
         file.flush()
     assert teacher._cache_path(corpus, "old.bin", 140_000) == tmp_path / "old.bin"
     assert teacher._cache_path(corpus, "old.bin", 200_000) is None
+
+
+def test_a_cache_does_not_fill_the_disk(tmp_path, monkeypatch):
+    size = 4 * np.dtype("f4").itemsize
+    free = iter([5 * size, 4 * size, 4 * size - 1])
+    monkeypatch.setattr(teacher, "disk_usage", lambda folder: SimpleNamespace(free=next(free)))
+    kept = Kept(tmp_path / "kept", np.dtype("f4"), (4,), least_free=3 * size)
+    for index in range(3):
+        kept.all([index], torch.zeros(1, 1), lambda _, index=index: np.full((1, 4), index, dtype="f4"))
+    assert [kept._read(tmp_path / "kept", index) is None for index in range(3)] == [False, False, True]
+
+
+def test_a_record_that_the_disk_cut_off_is_not_kept(tmp_path, monkeypatch):
+    whole = os.pwrite
+    monkeypatch.setattr(teacher.os, "pwrite", lambda file, data, at: whole(file, data[:-1] or data, at))
+    kept = Kept(tmp_path / "kept", np.dtype("f4"), (4,))
+    for number in (1.0, 2.0):  # computed again
+        assert kept.all([0], torch.zeros(1, 1), lambda _, n=number: np.full((1, 4), n, dtype="f4"))[0, 0] == number
 
 
 def test_sequences_are_predicted_together_as_far_as_memory_says(model, monkeypatch):
