@@ -17,7 +17,7 @@ LEAST = 0.03  # share of the latency that a saving saves at least; less is not w
 NUM_BLOCKS = 4  # blocks of queries, which leave 3/8 of the scores out
 
 EMBEDS = "the client then has the embedding's weights, and the vocabulary projection's if they are tied"
-KEPT = "if an earlier run has made the masks"
+KEPT = "masks are then made with the first token"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ def savings(
         return ()
     found: list[Saving] = []
     made: dict[str, Any] = {}
-    for note, left in _choices(prompt_len):
+    for note, left in _choices(prompt_len, is_later=makes_masks or deployment.phase == "decode"):
         while True:
             priced = [(choice, cost) for choice in left if (cost := price(made | choice)) is not None]
             worth = [(choice, cost) for choice, cost in priced if cost.latency_s <= (1 - LEAST) * now.latency_s]
@@ -95,8 +95,11 @@ def savings(
     return tuple(found)
 
 
-def _choices(prompt_len: int) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return groups of choices of deployment and setting, each with the `note` of its savings."""
+def _choices(prompt_len: int, *, is_later: bool) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return groups of choices of deployment and setting, each with the `note` of its savings.
+
+    is_later: whether a token after the first is priced, for which masks can be reused.
+    """
     keeping: list[dict[str, Any]] = [
         {"projection": "last"},
         {"projection": "last", "rows": "needed"},
@@ -104,7 +107,8 @@ def _choices(prompt_len: int) -> list[tuple[str, list[dict[str, Any]]]]:
         {"weights": "server"},
         {"query_block": -(-prompt_len // NUM_BLOCKS)},
     ]
-    return [("", keeping), (EMBEDS, [{"client_layers": 0}]), (KEPT, [{"weight_masks": "kept"}])]
+    masks: list[dict[str, Any]] = [{"weight_masks": "kept"}] if is_later else []
+    return [("", keeping), (EMBEDS, [{"client_layers": 0}]), (KEPT, masks)]
 
 
 def _with_setting(pricer: Pricer, changes: Mapping[str, Any]) -> Pricer:

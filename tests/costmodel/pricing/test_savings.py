@@ -19,7 +19,7 @@ def priced(**options):
 @pytest.mark.parametrize(
     ("options", "flags"),
     [
-        ({"protocol": "semi2k"}, [LAST, "--client-layers 0", "--weight-masks kept"]),
+        ({"protocol": "semi2k"}, [LAST, "--client-layers 0"]),
         ({"protocol": "aby3"}, [LAST, "--client-layers 0"]),
         ({"protocol": "cheetah", "projection": "last"}, ["--rows needed", "--weights server", "--client-layers 0"]),
         ({"protocol": "published"}, [LAST, "--client-layers 0"]),
