@@ -192,10 +192,10 @@ def text_rows(units: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Row]:
         sums = sums_of(rows)
         num_tokens, parent, model, divergence, agreements = sums.whole
         change = float(_change(sums.whole))
-        ends = interval(_change(sums.samples.T)) if len(rows) > 1 else (None, None)
+        low, high = interval(_change(sums.samples.T)) if len(rows) > 1 else (None, None)
         perplexities = np.exp(parent / num_tokens), np.exp(model / num_tokens)
         parts = divergence / num_tokens, agreements / num_tokens
-        yield Row("text", name, int(num_tokens), *perplexities, change, *ends, *parts)
+        yield Row("text", name, int(num_tokens), *perplexities, change, low, high, *parts)
 
 
 def writing_row(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]]) -> Row:

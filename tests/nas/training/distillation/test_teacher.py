@@ -3,6 +3,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -118,16 +119,16 @@ def test_a_cache_does_not_fill_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(teacher, "disk_usage", lambda folder: SimpleNamespace(free=next(free)))
     kept = Kept(tmp_path / "kept", np.dtype("f4"), (4,), least_free=3 * size)
     for index in range(3):
-        kept.all([index], torch.zeros(1, 1), lambda _, index=index: np.full((1, 4), index, dtype="f4"))
+        kept.all([index], torch.zeros(1, 1), Mock(return_value=np.zeros((1, 4), dtype="f4")))
     assert [kept._read(tmp_path / "kept", index) is None for index in range(3)] == [False, False, True]
 
 
 def test_a_record_that_the_disk_cut_off_is_not_kept(tmp_path, monkeypatch):
     whole = os.pwrite
-    monkeypatch.setattr(teacher.os, "pwrite", lambda file, data, at: whole(file, data[:-1] or data, at))
+    monkeypatch.setattr("os.pwrite", lambda file, data, at: whole(file, data[:-1] or data, at))
     kept = Kept(tmp_path / "kept", np.dtype("f4"), (4,))
     for number in (1.0, 2.0):  # computed again
-        assert kept.all([0], torch.zeros(1, 1), lambda _, n=number: np.full((1, 4), n, dtype="f4"))[0, 0] == number
+        assert kept.all([0], torch.zeros(1, 1), Mock(return_value=np.full((1, 4), number, dtype="f4")))[0, 0] == number
 
 
 def test_sequences_are_predicted_together_as_far_as_memory_says(model, monkeypatch):
