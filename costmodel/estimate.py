@@ -162,6 +162,14 @@ def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
     )
 
 
+def estimate_tokens(runs: Sequence[OpGraph], pricer: Pricer) -> Estimate:
+    """Return the costs of an answer with one run per new token; a UserError is raised for an op without formula.
+
+    Reused masks are made by the first of several runs; a single run is priced as if an earlier one had made them.
+    """
+    return estimate(runs[0], pricer) if len(runs) == 1 else estimate_generation(runs, pricer).whole
+
+
 def _estimate(
     by_op: tuple[tuple[Node, Price], ...],
     largest: Iterable[Node],

@@ -82,7 +82,7 @@ def private_answers(
     """
     answers = {}
     for name, model in models.items():
-        made_with = fingerprint([*model, *asked, *map(_content, model)])[:8]
+        made_with = fingerprint([*model, *asked, *filter(None, map(_content, model))])[:8]
         for protocol in protocols:
             path = folder / f"private-{name}-{protocol}-{made_with}.json"
             if not path.exists():
@@ -98,8 +98,14 @@ def private_answers(
 
 
 def _content(argument: str) -> str | None:
-    """Return a digest of the model that an argument names; None if it names no file or folder of a model."""
+    """Return a digest of the file or folder that an argument names, or None if it names none.
+
+    Without checksums, the digest of a folder is that of the names, sizes and times of its files.
+    """
     path = Path(argument)
+    if path.is_dir() and not (path / CHECKSUMS_FILE).exists():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        return fingerprint([[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files])
     path = path / CHECKSUMS_FILE if path.is_dir() else path
     return digest(path) if path.is_file() else None
 

@@ -25,7 +25,7 @@ from costmodel.config.units import format_seconds
 from costmodel.cost import shared_price
 from costmodel.data_range import describe
 from costmodel.errors import UnpricedOpError, UserError
-from costmodel.estimate import Pricer, estimate_generation
+from costmodel.estimate import Pricer, estimate_tokens
 from costmodel.protocols import load_pricer
 from nas.conversion.fixed_point_check import recorded
 from nas.conversion.fold import at_dimensions
@@ -155,8 +155,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
     """Return the model of a training's last checkpoint as an export, with its cost.
 
     The cost is that under `published` or, if `published` lacks the cost of an op, under `semi2k`. Raises UserError if
-    the manifest is missing or damaged, there is no whole checkpoint of its candidate, or the model still contains
-    components of its parent.
+    the manifest is missing or damaged, there is no whole checkpoint of its candidate, or as `deployable`.
     """
     training = read_training(folder)
     candidate, scale = training.candidate, training.candidate.recipe.scale
@@ -178,7 +177,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
     corpus, workload = known_corpus(training.corpus), Workload(prompt_len=scale.seq_len)
     pricer = load_pricer("published")
     try:
-        estimate_generation(workload.graphs(candidate.architecture), pricer)
+        estimate_tokens(workload.graphs(candidate.architecture), pricer)
     except UnpricedOpError:
         pricer = load_pricer("semi2k")
     provenance = Provenance(
@@ -230,7 +229,7 @@ def _prepared(
             condition=form.folded.condition,
             left=left + form.folded.left,
         )
-    whole, num_tokens = estimate_generation(workload.graphs(architecture), pricer).whole, workload.new_tokens
+    whole, num_tokens = estimate_tokens(workload.graphs(architecture), pricer), workload.new_tokens
     bounds = whole.latency_s_range
     facts = Facts(
         candidate=candidate,

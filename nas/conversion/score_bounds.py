@@ -23,7 +23,7 @@ from nas.attention.reference import Attended, log_sums
 from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
-from nas.conversion.verified_fold import LOG_SUMS, Tokens
+from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
 from nas.model.mpc_friendly import positive_scores
@@ -35,23 +35,21 @@ BOUNDING_TOKENS = 1 << 14  # about how many training tokens the bounds are set o
 FIT_TOKENS = 1 << 11  # about how many tokens the length of queries is fitted on
 
 
-def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
-    """Return the tokens on which score bounds are set, sequences x T: `checked`, then tokens of the training text.
+def bounding_tokens(corpus: Corpus, vocab_size: int, seq_len: int) -> Tensor:
+    """Return the tokens on which score bounds are set, sequences x T.
 
-    The training tokens are sequences spread evenly over the text, about BOUNDING_TOKENS to twice as many tokens, or
-    the whole text if it is shorter. Fewer might lack the rows with the smallest and largest sums.
-    corpus: None for no training tokens. checked: tokens of the fold check (`check_tokens`), sequences x T.
+    First are those of the fold check (`check_tokens`), unless the validation split is too short for them. Then come
+    sequences spread evenly over the training text, about BOUNDING_TOKENS to twice as many tokens, or the whole text if
+    it is shorter. Fewer might lack the rows with the smallest and largest sums.
     """
-    tokens = torch.from_numpy(checked)
-    if corpus is None:
-        return tokens
+    origin, checked = check_tokens(corpus, vocab_size, seq_len)
     length, train = checked.shape[1], corpus.tokens("train")
     every = max(1, len(train) // max(BOUNDING_TOKENS, length))
     starts = range(0, len(train) - length + 1, every * length)
     more = np.array([train[start : start + length] for start in starts], dtype=np.int64).reshape(-1, length)
     if corpus.begin_of_text is not None:
         corpus.begin_of_text.set_in(more)
-    return torch.cat((tokens, torch.from_numpy(more)))
+    return torch.from_numpy(more if origin == "random" else np.concatenate((checked, more)))
 
 
 @onednn_linears()

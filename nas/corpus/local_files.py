@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -72,26 +72,29 @@ def stdlib_source() -> DocumentSource:
     return _source("stdlib", listing)
 
 
-def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> DocumentSource:
+def folder_source(name: str, folder: Path, *, sample: int | None = None) -> DocumentSource:
     """Return the texts and tables in a folder as a source. name: the source's. Raises UserError as `listed`.
 
     A data set's card is left out. If names state a train split, files of a test split are left out; if they also state
     a validation split, all other files are for training. Else a hash decides the split, or if it puts all files into
-    one and none is a table, the end of each text validates. `whole_files` ignores stated splits, cuts no text, and
-    reads the files in an order that does not follow their names, so that the first of them are of any kind.
+    one and none is a table, the end of each text validates. With `sample`, stated splits are ignored, no text is cut,
+    and of a folder with more than so many bytes only some files are read, chosen by the hashes of their names.
     """
-    listing = listed(folder, None, by_name=not whole_files, has_card=True)
+    listing = listed(folder, None, by_name=sample is None, has_card=True)
     files, content, _ = listing
     names = [relative for relative, *_ in content]
+    if sample is not None:
+        mixed = sorted(range(len(files)), key=lambda index: fingerprint(names[index]))
+        before = accumulate((files[index].size for index in mixed), initial=0)
+        chosen = sorted(index for index, num_bytes in zip(mixed, before, strict=False) if num_bytes < sample)
+        some = listing._replace(files=[files[index] for index in chosen], content=[content[index] for index in chosen])
+        return _source(name, some)
     validation = [relative for relative, _, *split in content if split]
     if validation:
         parts: dict[Split, list[File]] = {"validation": [], "train": []}
         for relative, file in zip(names, files, strict=True):
             parts["validation" if relative in validation else "train"].append(file)
         return _source(name, listing, *(file_stream(part, split) for split, part in parts.items()))
-    if whole_files:
-        shuffled = sorted(zip(names, files, strict=True), key=lambda each: fingerprint(each[0]))
-        return _source(name, listing, file_stream([file for _, file in shuffled], None))
     is_text = all(kind_of(Path(relative)) not in ROW_READERS for relative in names)
     if not is_text or len(set(map(by_hash, names))) > 1:
         return _source(name, listing)
@@ -100,17 +103,17 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
     return _source(name, listing._replace(files=files, content=[*content, "cut"]))
 
 
-def file_source(name: str, path: Path, *, whole_files: bool = False) -> DocumentSource:
+def file_source(name: str, path: Path, *, whole: bool = False) -> DocumentSource:
     """Return an existing file as a source. The end of a text is its validation split; a hash decides the split of rows.
 
-    `whole_files` cuts no text. Raises UserError if the file cannot be read. Damaged rows raise it only when they are
+    `whole` cuts no text. Raises UserError if the file cannot be read. Damaged rows raise it only when they are
     reached.
     """
     file = File(path.stat().st_size, partial(_documents, path, path.name, None))
     if kind_of(path) in ROW_READERS:
         return _source(name, Listing([file], [path.suffix, digest(path)]))
     _decoded(path)  # refuses other encodings at once
-    return _source(name, Listing([file if whole_files else _cut_file(path, path.name)], [".txt", digest(path)]))
+    return _source(name, Listing([file if whole else _cut_file(path, path.name)], [".txt", digest(path)]))
 
 
 def _source(name: str, listing: Listing, *streams: Stream) -> DocumentSource:

@@ -56,11 +56,11 @@ class SecondSource(NamedTuple):
 def second_source(data: str) -> SecondSource:
     """Return the documents of `dependencies`, or the first documents of a source that `open_source` opens.
 
-    The first documents are those that together reach READ_CHARACTERS; files of a folder are in a mixed order. Raises
-    UserError as `open_source` does, and for rows that cannot be read.
+    The first documents are those that together reach READ_CHARACTERS. Of a larger folder, a sample of files is read.
+    Raises UserError as `open_source` does, and for rows that cannot be read.
     """
     if data != DEPENDENCIES:
-        source = open_source(data, whole_files=True)
+        source = open_source(data, sample=READ_CHARACTERS)
         first, num_characters = list[Document](), 0
         for document in documents_of(source):
             if num_characters >= READ_CHARACTERS:
@@ -85,7 +85,7 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
     encoded, or the cache is not writable; OSError if writing fails.
     """
     parent = b"" if of_parent is None else of_parent.tobytes()
-    key = hashlib.sha256(json.dumps([2, first.fingerprint, source.fingerprint]).encode() + parent).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([1, first.fingerprint, source.fingerprint]).encode() + parent).hexdigest()[:16]
     entry = default_cache_dir() / f"second-{key}"
     with suppress(OSError, ValueError):  # missing or damaged
         held_out = decode(HeldOut, read_json(entry / "held-out.json"), str(entry))

@@ -72,13 +72,13 @@ PAPER_CORPORA: dict[str, PaperCorpus] = {
 }
 
 
-def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
+def open_source(data: str, *, sample: int | None = None) -> DocumentSource:
     """Open a source of documents.
 
-    data: `stdlib`, `codeparrot`, a path, or NAME:FOLDER for a local copy of `codeparrot` or `languini`. whole_files:
-    cut no text; for a folder also ignore names that state a split, and read the files in a mixed order. Raises
-    UserError, in one line, for any other `data` and for a source that cannot be read or reached; damaged rows raise it
-    only when they are reached.
+    data: `stdlib`, `codeparrot`, a path, or NAME:FOLDER for a local copy of `codeparrot` or `languini`. sample: for a
+    file or folder, cut no text and ignore names that state a split; of a folder with more than so many bytes, only some
+    files are read, chosen by the hashes of their names. Raises UserError, in one line, for any other `data` and for a
+    source that cannot be read or reached; damaged rows raise it only when they are reached.
     """
     name, colon, folder = data.partition(":")
     if name in PAPER_CORPORA:
@@ -90,9 +90,9 @@ def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
         return local_files.stdlib_source()
     path = Path(data)
     if os.path.isdir(path):
-        return local_files.folder_source(data, path, whole_files=whole_files)
+        return local_files.folder_source(data, path, sample=sample)
     if os.path.isfile(path) and kind_of(path) in (".txt", *ROW_READERS):
-        return local_files.file_source(data, path, whole_files=whole_files)
+        return local_files.file_source(data, path, whole=sample is not None)
     raise UserError(
         f"data must be stdlib, {', '.join(PAPER_CORPORA)}, NAME:FOLDER for a local copy of these, "
         f"a folder of {', '.join(FILE_SUFFIXES)} files, or a "

@@ -258,7 +258,7 @@ def _evaluated(asked: Asked, parts: Parts) -> tuple[list[str], list[Row]]:
         pair, comparison = [parent.digest, model.digest], partial(compared, model.decoder, parent.decoder, text)
         by_text[text.name] = result(f"text {text.name}", [pair, text.digest], len(text.windows), comparison)
     if by_text:
-        lines += [*text_lines(by_text), ""]
+        lines += [*text_lines(by_text, {text.name: text.kind for text in asked.texts}), ""]
         rows += text_rows(by_text)
     columns: dict[Task, Any] = {}
     for task, requests in zip(asked.tasks, asked.requests, strict=True):

@@ -46,14 +46,17 @@ class Row(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums of each column over all units (documents or items), and over bootstrap samples of them, one in each row."""
+    """Sums of each column over all units (such as items), and over bootstrap samples of them, one in each row."""
 
     whole: Numbers
     samples: Numbers
 
 
 def sums_of(units: ArrayLike, seed: str = "") -> Sums:
-    """Return the sums of an array, units x columns, over all units and over bootstrap samples of them."""
+    """Return the sums of an array, units x columns, over all units and over bootstrap samples of them.
+
+    seed: decides the samples, so that those of tasks with equally many items differ.
+    """
     rows = np.asarray(units, dtype=np.float64)
     generator = np.random.default_rng(list(seed.encode()))
     counts = generator.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=SAMPLES)
@@ -165,17 +168,20 @@ def _change(columns: Numbers) -> Numbers:
     return np.asarray(np.expm1((columns[2] - columns[1]) / columns[0]))
 
 
-def text_lines(units: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
-    """Return the lines of the table of texts. units: by text, the fields of `Compared` for each document or window."""
+def text_lines(units: Mapping[str, Sequence[Sequence[float]]], kinds: Mapping[str, str]) -> list[str]:
+    """Return the lines of the table of texts.
+
+    units: by text, the fields of `Compared` for each unit. kinds: by text, what its units are, in words.
+    """
     perplexities = ("perplexity, parent", "model", "change")
     compared = *perplexities, "KL(parent \\|\\| model), nats", "top-1 agreement"
-    lines = _head("text", "tokens", "documents or windows", *compared)
+    lines = _head("text", "tokens", "resampled", *compared)
     for name, rows in units.items():
         sums = sums_of(rows)
         cells = [
             name,
             f"{sums.whole[0]:,.0f}",
-            str(len(rows)),
+            f"{len(rows)} {kinds[name]}",
             shown("{:.2f}", lambda part: np.exp(part[1] / part[0]), sums),
             shown("{:.2f}", lambda part: np.exp(part[2] / part[0]), sums),
             shown("{:+.1%}", _change, sums),
@@ -187,7 +193,7 @@ def text_lines(units: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
 
 
 def text_rows(units: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Row]:
-    """Yield the row of each text. units: by text, the fields of `Compared` for each document or window."""
+    """Yield the row of each text. units: by text, the fields of `Compared` for each unit."""
     for name, rows in units.items():
         sums = sums_of(rows)
         num_tokens, parent, model, divergence, agreements = sums.whole

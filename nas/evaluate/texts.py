@@ -1,7 +1,7 @@
-"""A model next to its parent on text: losses, divergence and agreement by document, and what both write greedily."""
+"""A model next to its parent on text: losses, divergence, agreement by document or window, and greedy continuations."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +23,13 @@ LONGEST_CYCLE = 16  # tokens of the longest repeated piece, such as a line or a 
 class Text(NamedTuple):
     """A text as windows of tokens; the first token of each is not predicted.
 
-    units: number of the document of each window or, if windows of fewer than FEW documents are used, of the window.
+    units: number of each window's unit. kind: what units are: documents or, if there are fewer than FEW, windows.
     """
 
     name: str
     windows: tuple[tuple[int, ...], ...]
     units: tuple[int, ...]
+    kind: Literal["documents", "windows"]
 
     @property
     def num_tokens(self) -> int:
@@ -61,8 +62,10 @@ def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, conte
             left -= len(each[2]) - 1
     if not kept:
         raise UserError(f"--text {name} must have text of at least two tokens, but has none.")
-    places = tuple(place for _, place, _ in kept)
-    return Text(name, tuple(tokens for *_, tokens in kept), tuple(range(len(kept))) if len({*places}) < FEW else places)
+    places, made = tuple(place for _, place, _ in kept), tuple(tokens for *_, tokens in kept)
+    if len({*places}) < FEW:
+        return Text(name, made, tuple(range(len(kept))), "windows")
+    return Text(name, made, places, "documents")
 
 
 class Compared(NamedTuple):

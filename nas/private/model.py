@@ -71,9 +71,8 @@ def load_model(source: str, pick: str, *, weights_here: bool = True, begin_of_te
     pick: for a run, `knee`, `best` or an arch_id. weights_here: whether the weights must be on this machine; if not, an
         export without its weights is enough. begin_of_text: `rule` of `with_begin_of_text`.
     Raise UserError if the source is none of these, the run has no completed trial within its budget, the pick is
-    unknown, a training has no whole checkpoint or still has components of its parent, a file is lost, damaged or, by
-    checksums, edited, an export without weights is not folded, the model has no tokenizer, or the tokenizer lacks the
-    token.
+    unknown, a training has no whole checkpoint, a file is lost, damaged or, by checksums, edited, an export without
+    weights is not folded, the model has no tokenizer, or the tokenizer lacks the token, and as `deployable`.
     """
     found = find_model(source)
     if isinstance(found, Run):

@@ -43,8 +43,8 @@ class StudyConfig(BudgetOptions):
         client_layers: number of first layers that the client computes in plaintext, with the embedding. Every candidate
             keeps them from --parent, untrained, at no cost.
         weights: whether weights are secret-shared (the default) or known to the server (semi2k, aby3, cheetah only).
-        weight_masks: whether semi2k hides weights behind fresh masks for every token, or reuses masks kept from an
-            earlier run, which also opened the weights; the costs then leave out this opening.
+        weight_masks: whether semi2k hides weights behind fresh masks for every token, or keeps masks: the first of
+            several new tokens opens the weights, and for a single token an earlier run has opened them.
         new_tokens: number of tokens generated after the prompt, with a KV cache; costs are per new token.
         cost_of: whether costs are of the folded model, which you would deploy, or of the unfolded one, as in the
             papers.

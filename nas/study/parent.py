@@ -10,7 +10,7 @@ from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN, Parent, load_initial, load_parent, parent_of, read_parent_architecture
 from nas.conversion.pretrained import Pretrained, read_tokenizer
 from nas.conversion.score_bounds import bounding_tokens, half_range, set_bounds, unheld
-from nas.conversion.verified_fold import LOG_SUMS, check_tokens
+from nas.conversion.verified_fold import LOG_SUMS
 from nas.corpus.corpus import Corpus, known_corpus
 from nas.corpus.documents import NO_TOKEN, OWN_RULE
 from nas.corpus.held_out import trained_on
@@ -33,7 +33,7 @@ def find_parent(name: str, begin_of_text: str = OWN_RULE) -> Parent:
     """Load a parent. name: as for `load_parent`, or the folder of a training of `nas.train`, or `latest` for the last.
 
     begin_of_text: as for --begin-of-text. Raises UserError if the model cannot be read, has no tokenizer or a tokenizer
-    without this token, or if a training has no whole checkpoint or still has components of its own parent.
+    without this token, if a training has no whole checkpoint, or as `deployable`.
     """
     folder = _training(name)
     found = load_parent(name) if folder is None else parent_of(str(folder), _trained(folder))
@@ -97,14 +97,15 @@ def deployable(
     Raises UserError if the model still contains components of its parent, or has such attention and there is no corpus.
     """
     model = trained_model(candidate, trained)
-    if corpus is None and not LOG_SUMS.keys().isdisjoint(layer.attention for layer in model.architecture.layers):
-        raise UserError(
-            f"{candidate.name} must have its training text in the cache, on which the bounds of its attention are set, "
-            f"but the text is not there; --resume of its training or search prepares it again."
-        )
-    _, checked = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
-    layers = list(model.architecture.layers)
-    farthest = set_bounds(model, bounding_tokens(corpus, checked))
+    layers, farthest = list(model.architecture.layers), dict[int, float]()
+    if not LOG_SUMS.keys().isdisjoint(layer.attention for layer in layers):
+        if corpus is None:
+            raise UserError(
+                f"{candidate.name} must have its training text in the cache, on which the bounds of its attention are "
+                f"set, but the text is not there; --resume of its training or search prepares it again."
+            )
+        tokens = bounding_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
+        farthest = set_bounds(model, tokens)
     exact, powers = (
         unheld({depth: apart for depth, apart in farthest.items() if layers[depth].attention == form}, form)
         for form in LOG_SUMS

@@ -14,7 +14,7 @@ from nas.attention.causal import has_native
 from nas.conversion.parent import BUILTIN, Parent, kept_parent, load_parent, parent_of, require_fit
 from nas.conversion.pretrained import Pretrained, write_pretrained
 from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
-from nas.conversion.verified_fold import LOG_SUMS, check_tokens
+from nas.conversion.verified_fold import LOG_SUMS
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.documents import OWN_RULE, Reading
 from nas.corpus.second import DEPENDENCIES, require_sequences, second_corpus, second_source
@@ -271,8 +271,7 @@ def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus, seq_len: int)
     forms: list[SoftmaxForm] = [form for form in LOG_SUMS if form in offered]
     if not forms:
         return feasible
-    _, checked = check_tokens(corpus, parent.model.architecture.vocab_size, seq_len)
-    tokens = bounding_tokens(corpus, checked)
+    tokens = bounding_tokens(corpus, parent.model.architecture.vocab_size, seq_len)
     withheld = Withheld(**{form: unheld_by_parent(parent, form, tokens) for form in forms})
     if (narrowed := without(space, withheld)) is space:
         return feasible

@@ -16,7 +16,7 @@ import networkx as nx
 
 from costmodel.cost import Price, shared_price, total_price
 from costmodel.errors import UnpricedOpError, UserError
-from costmodel.estimate import Pricer
+from costmodel.estimate import Pricer, estimate_tokens
 from costmodel.ops import LayerId, Node, Op, OpGraph
 from costmodel.report.savings import Saving, savings
 from search_spaces.architecture import Architecture, Layer
@@ -121,32 +121,37 @@ class LayerPrices:
     def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> None:
         self.base = with_folded_settings(base) if cost_of == "folded" else base
         self.workload = workload
-        self.pricer = pricer
-        self._prices: dict[Op, Price] = {}
+        # of the first run, which makes the masks that later runs reuse, and of these
+        self.pricers = (pricer.of_first_run if workload.new_tokens > 1 else pricer, pricer)
+        self._prices: dict[tuple[Op, bool], Price] = {}
         self._known: dict[tuple[Layer, Head], dict[LayerId, list[Price]]] = {}
         self._lists: dict[tuple[int, ...], list[Price]] = {}  # by the ids of their prices, each list once
 
     def priced(self, graphs: Iterable[OpGraph], *, layers: bool = True) -> list[tuple[Node, Price]]:
         """Return nodes with their costs: all nodes or, if `layers` is False, those of embedding and head."""
-        runs = [graph.nodes for graph in graphs]
 
         def is_wanted(node: Node) -> bool:
             return layers or not isinstance(node.layer, int)
 
-        def price_node(node: Node) -> Price:  # an op that is not wanted may have no formula
-            return self._price_op(node.op) if is_wanted(node) else FREE
+        def price_node(node: Node, is_later: bool) -> Price:  # an op that is not wanted may have no formula
+            return self._price_op(node.op, is_later) if is_wanted(node) else FREE
 
-        priced = (zip(nodes, self.pricer.prices(nodes, price_node), strict=True) for nodes in runs)
-        return [(node, price) for pairs in priced for node, price in pairs if is_wanted(node)]
+        priced: list[tuple[Node, Price]] = []
+        for index, graph in enumerate(graphs):
+            is_later = index > 0
+            prices = self.pricers[is_later].prices(graph.nodes, partial(price_node, is_later=is_later))
+            priced += zip(graph.nodes, prices, strict=True)
+        return [(node, price) for node, price in priced if is_wanted(node)]
 
-    def _price_op(self, op: Op) -> Price:
-        if op not in self._prices:
-            self._prices[op] = price = self.pricer.price(op)
+    def _price_op(self, op: Op, is_later: bool) -> Price:
+        if (op, is_later) not in self._prices:
+            pricer = self.pricers[is_later]
+            self._prices[op, is_later] = price = pricer.price(op)
             if not all(0 <= (getattr(price, measure) or 0) < math.inf for measure in UNITS_PER):
                 raise UserError(
-                    f"prices under {self.pricer.protocol!r} must be finite and non-negative, but {op} has {price}."
+                    f"prices under {pricer.protocol!r} must be finite and non-negative, but {op} has {price}."
                 )
-        return self._prices[op]
+        return self._prices[op, is_later]
 
     def of_layer(self, layer: Layer, depth: int) -> list[Price]:
         """Return the costs of the ops of a layer at a depth; an empty list for a layer that computes nothing."""
@@ -339,9 +344,9 @@ def price_architecture(
     A UserError is raised for a workload that the architecture does not support, or an op without formula.
     """
     graphs = workload.graphs(deployed(architecture) if cost_of == "folded" else architecture)
-    whole = total_price(price for graph in graphs for price in pricer.prices(graph.nodes))
-    shares, bounds = workload.new_tokens, pricer.latency_s_range([node for graph in graphs for node in graph])
-    return PricedArchitecture(shared_price(whole, shares), bounds and (bounds[0] / shares, bounds[1] / shares))
+    whole, shares = estimate_tokens(graphs, pricer), workload.new_tokens
+    bounds = whole.latency_s_range
+    return PricedArchitecture(shared_price(whole.total, shares), bounds and (bounds[0] / shares, bounds[1] / shares))
 
 
 def cheaper(architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> tuple[Saving, ...]:
@@ -353,4 +358,5 @@ def cheaper(architecture: Architecture, pricer: Pricer, workload: Workload, cost
         prompt_len=workload.prompt_len,
         new_tokens=workload.new_tokens,
         context=architecture.context,
+        makes_masks=workload.new_tokens > 1,
     )

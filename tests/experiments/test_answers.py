@@ -60,12 +60,15 @@ def test_each_model_answers_once_under_each_protocol(tmp_path, commands):
 
 
 def test_a_model_that_changed_answers_again(tmp_path, commands):
-    file, folder = tmp_path / "a.gguf", tmp_path / "member"
+    file, folder, plain = tmp_path / "a.gguf", tmp_path / "member", tmp_path / "plain"
     folder.mkdir()
-    models = {"file": (str(file),), "member": (str(folder),)}
-    for content, num_commands in (("1", 2), ("1", 2), ("2", 4)):
+    plain.mkdir()
+    models = {"file": (str(file),), "member": (str(folder),), "plain": (str(plain),)}
+    for content, num_commands in (("1", 3), ("1", 3), ("22", 6)):
         file.write_text(content)
         (folder / "checksums.json").write_text(content)
+        if num_commands != len(commands):
+            (plain / "weights").write_text(content)
         private_answers(models, ("semi2k",), (), tmp_path, Console(quiet=True))
         assert len(commands) == num_commands
 

@@ -172,7 +172,7 @@ def test_every_sequence_begins_with_it_and_predicts_the_same_targets(source_file
     assert (inputs[:, 0] == first).all()
     assert not (targets == first).any()
     checked = check_tokens(begun, 400, 16)[1]
-    read = [checked, bounding_tokens(begun, checked), scored_tokens(begun, 16, 400)]
+    read = [checked, bounding_tokens(begun, 400, 16), scored_tokens(begun, 16, 400)]
     for sequences in (*read, *validation_batches(begun, tiny_scale)[0][:1]):
         assert (sequences[:, 0] == first).all()
     assert (check_tokens(None, 400, 16, begun.begin_of_text)[1][:, 0] == first).all()

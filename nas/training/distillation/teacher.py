@@ -30,7 +30,7 @@ from nas.training.device import layer_function
 
 LOGITS_AT_A_TIME = 1 << 22  # 16 MiB of fp32, or the logits of one sequence if these are more
 RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])  # a likely token
-MOST_CACHED_SHARE = 1 / 4  # of the disk space that is free when a training begins, for what it may add to one file
+MOST_CACHED_SHARE = 1 / 4  # of the free disk space, that a training is expected to add at most to one cache file
 BLOCK_BYTES = 512  # unit of `st_blocks`
 STREAM = np.dtype("<f2")  # of a normalised hidden state; its rounding is far below the errors of candidates
 WRITTEN = b"\x01"  # follows a record in the cache file once the record is complete

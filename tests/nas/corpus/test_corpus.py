@@ -201,11 +201,10 @@ def made(folder: Path, first: Corpus, of_parent=None) -> Corpus:
 def test_all_of_it_validates_in_the_tokens_of_the_first(first, tmp_path):
     folder = write_files(tmp_path / "other", 5, "other")
     second = made(folder, first)
-    names = [name for name, _ in second.held_out.documents]
-    assert sorted(names) == [f"other_{index}.py" for index in range(5)]
+    assert [name for name, _ in second.held_out.documents] == [f"other_{index}.py" for index in range(5)]
     tokenizer = Tokenizer.from_file(str(Path(first.folder) / "tokenizer.json"))
     text = tokenizer.decode(second.tokens("validation").tolist())
-    assert text == "".join((folder / name).read_text() for name in names)
+    assert text == "".join((folder / f"other_{index}.py").read_text() for index in range(5))
     assert (second.tokenizer, second.vocab_size) == (first.tokenizer, first.vocab_size)
     assert second.fingerprint != first.fingerprint
     assert made(folder, first) == second  # from the cache

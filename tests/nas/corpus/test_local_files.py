@@ -18,7 +18,7 @@ from nas.corpus.sources import open_source
 CUT_GZIP = gzip.compress(b'{"text": "x"}\n' * 9, mtime=0)[:-9]
 
 
-def all_texts(path: Path | str, **settings: bool) -> list[str]:
+def all_texts(path: Path | str, **settings: int) -> list[str]:
     source = open_source(str(path), **settings)
     return [text for split in ("train", "validation") for text in texts(source, split)]
 
@@ -153,18 +153,22 @@ def test_the_end_of_each_file_validates_where_they_are_too_few(tmp_path):
         source = open_source(str(tmp_path))
     assert [text.splitlines()[0] for text in texts(source, "validation")] == ["a.txt 95", "b.TXT 95"]
     assert len("".join(all_texts(tmp_path / "a.txt"))) == len((tmp_path / "a.txt").read_text())
-    whole = open_source(str(tmp_path), whole_files=True)
+    whole = open_source(str(tmp_path), sample=10**9)
     assert len(list(texts(whole, "train"))) == 2
     assert whole.fingerprint != source.fingerprint
-    (text,) = all_texts(tmp_path / "a.txt", whole_files=True)
+    (text,) = all_texts(tmp_path / "a.txt", sample=10**9)
     assert text == (tmp_path / "a.txt").read_text()
 
 
-def test_whole_files_are_read_in_a_mixed_order(tmp_path):
+def test_a_sample_of_a_folder_has_files_of_any_name(tmp_path):
     for number in range(20):
-        (tmp_path / f"{number:02}.txt").write_text(f"{number}")
-    read = all_texts(tmp_path, whole_files=True)
-    assert sorted(read, key=int) == [str(number) for number in range(20)] != read
+        (tmp_path / f"{number:02}.txt").write_text(f"{number:02}")
+    whole, some = (open_source(str(tmp_path), sample=num_bytes) for num_bytes in (10**9, 20))
+    assert list(texts(whole, "train")) + list(texts(whole, "validation")) == all_texts(tmp_path)
+    read = all_texts(tmp_path, sample=20)
+    assert (len(read), read) == (10, sorted(read))
+    assert read != [f"{number:02}" for number in range(10)]
+    assert some.fingerprint != whole.fingerprint
 
 
 def test_what_was_not_read_of_a_folder_is_said(tmp_path):
@@ -240,7 +244,7 @@ def test_splits_that_names_state_are_kept_apart(tmp_path, names, train, validati
             path.write_text("\n".join(["text", *rows] if path.suffix == ".csv" else rows))
     folder = tmp_path / "data"
     with warnings.catch_warnings(action="ignore"):  # too few files to hold some out
-        source, whole = open_source(str(folder)), open_source(str(folder), whole_files=True)
+        source, whole = open_source(str(folder)), open_source(str(folder), sample=10**9)
     read = {split: {text.split()[0] for text in texts(source, split)} for split in ("train", "validation")}
     assert read["train"] | read["validation"] == set(names) - left_out
     if train is not None:
@@ -265,7 +269,7 @@ def test_the_card_of_a_data_set_is_not_trained_on(tmp_path, card, others, is_car
         (tmp_path / name).write_text('{"text": "row"}\n')
     (tmp_path / "README.md").write_text(card)
     with warnings.catch_warnings(action="ignore"):
-        source = open_source(str(tmp_path), whole_files=True)
+        source = open_source(str(tmp_path), sample=10**9)
     assert (card in [text for split in ("train", "validation") for text in texts(source, split)]) != is_card
     assert source.read[0].left_out == ({"of a data set's card": (1, "README.md")} if is_card else {})
 

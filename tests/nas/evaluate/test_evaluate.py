@@ -21,7 +21,16 @@ from nas.evaluate import __main__ as command  # noqa: E402
 from nas.evaluate import texts  # noqa: E402
 from nas.evaluate.__main__ import Parts, find_judged  # noqa: E402
 from nas.evaluate.likelihood import Request, likelihoods, request_of  # noqa: E402
-from nas.evaluate.table import sums_of, task_columns, task_lines, task_rows, text_lines, writing_lines, writing_row  # noqa: E402
+from nas.evaluate.table import (  # noqa: E402
+    sums_of,
+    task_columns,
+    task_lines,
+    task_rows,
+    text_lines,
+    text_rows,
+    writing_lines,
+    writing_row,
+)
 from nas.evaluate.tasks import Item, Task, read_tasks  # noqa: E402
 from nas.evaluate.texts import collapses, compared, first_difference, windows_of, written  # noqa: E402
 from nas.model.decoder import build  # noqa: E402
@@ -153,6 +162,9 @@ def test_text_is_compared_by_document_or_by_window(there: Path, monkeypatch: pyt
     monkeypatch.setattr(texts, "FEW", 4)
     by_window = windows_of("prose", documents, parent.encoder, 16, 120)
     assert len(compared(model.decoder, parent.decoder, by_window)) == len(text.windows) > 3
+    assert (text.kind, by_window.kind) == ("documents", "windows")
+    (alone,) = text_rows({"prose": [found[0]]})
+    assert (alone.change_low, alone.change_high) == (None, None)
     losses = np.zeros(4)
     for window in text.windows:
         tokens = torch.tensor([window])
@@ -225,7 +237,7 @@ def test_the_table_of_a_task():
 
 def test_intervals_are_of_pairs():
     rows = np.stack([np.ones(50), *[np.arange(50.0)] * 2, np.zeros(50), np.ones(50)], axis=1)
-    line = text_lines({"text": rows * [1, 0.1, 0.1, 1, 1]})[-1]
+    line = text_lines({"text": rows * [1, 0.1, 0.1, 1, 1]}, {"text": "documents"})[-1]
     assert "| +0.0% |" in line  # each sample has the same documents of both
     assert sums_of(rows).samples.shape == (2000, 5)
 

@@ -7,12 +7,14 @@ import pytest
 from costmodel.cost import Price, total_price
 from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UnpricedOpError
-from costmodel.estimate import Pricer, estimate
+from costmodel.estimate import Pricer, estimate, estimate_generation
 from costmodel.ops import Op, OpGraph, RmsNorm, Softmax
 from costmodel.protocols import load_pricer
+from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions
 from search_spaces.budget.priced_space import (
     CostForm,
+    cheaper,
     cheapest,
     most_expensive,
     price_architecture,
@@ -97,13 +99,29 @@ def test_layers_that_are_no_secret_are_priced_so(name, notation, whose, cost_of)
 
 @ACCOUNTINGS
 def test_a_price_is_per_new_token(cost_of):
-    space, pricer, work = load_space("tiny"), load_pricer("semi2k"), Workload(prompt_len=8, new_tokens=3)
-    priced = price_space(space, pricer, work, cost_of)
-    for member in (member_at(space, index) for index in (0, 77, 300)):
-        price, expected = price_of(priced, member), price_architecture(member.architecture, pricer, work, cost_of)
-        assert (price.latency_s, price.sent_bytes) == pytest.approx(
-            (expected.price.latency_s, expected.price.sent_bytes)
-        )
+    space, work, costs = load_space("tiny"), Workload(prompt_len=8, new_tokens=3), list[float]()
+    for masks in ("fresh", "kept"):  # the first token makes the masks
+        pricer = load_pricer("semi2k", setting=EngineSetting(weight_masks=masks))
+        priced = price_space(space, pricer, work, cost_of)
+        for member in (member_at(space, index) for index in (0, 77, 300)):
+            price, expected = price_of(priced, member), price_architecture(member.architecture, pricer, work, cost_of)
+            assert (price.latency_s, price.sent_bytes) == pytest.approx(
+                (expected.price.latency_s, expected.price.sent_bytes)
+            )
+        costs.append(price.sent_bytes)
+    graphs = work.graphs(deployed(member.architecture) if cost_of == "folded" else member.architecture)
+    generation = estimate_generation(graphs, pricer)
+    assert costs[1] == pytest.approx(generation.whole.total.sent_bytes / 3)
+    assert costs[1] < costs[0]
+    assert generation.by_token[0].sent_bytes == estimate(graphs[0], load_pricer("semi2k")).total.sent_bytes
+
+
+def test_reused_masks_are_proposed_for_several_tokens():
+    base = replace(load_space("tiny").base, vocab_size=50_000)
+    architecture, pricer = parse("SM+LN+G", base).architecture, load_pricer("semi2k")
+    for num_tokens in (1, 3):
+        found = cheaper(architecture, pricer, Workload(prompt_len=16, new_tokens=num_tokens), "folded")
+        assert ("--weight-masks kept" in [saving.flags for saving in found]) == (num_tokens > 1)
 
 
 @ACCOUNTINGS
