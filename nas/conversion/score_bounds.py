@@ -23,7 +23,7 @@ from nas.attention.reference import Attended, log_sums
 from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
-from nas.conversion.verified_fold import LOG_SUMS, check_tokens
+from nas.conversion.verified_fold import LOG_SUMS, ROWS_WITHIN, check_tokens
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
 from nas.model.mpc_friendly import positive_scores
@@ -58,6 +58,8 @@ def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
 
     tokens: sequences x T, on which the scores are computed. Returns a number for each layer with bounds, by its index:
     half the difference between the logarithms of a head's largest and smallest row sums, for the head where it is most.
+    For eighth powers, the smallest sums do not count, at most one row in a thousand: a few rows of almost equal scores
+    may sum to almost nothing, while a sum that is too large would give a wrong inverse.
     """
     observers = {
         depth: _Observer(layer)
@@ -105,13 +107,13 @@ def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple
 
 
 class _Observer:
-    """Replaces a layer's attention function to record the largest and the smallest log row sum of each head."""
+    """Replaces a layer's attention function to record the log row sums of each head."""
 
     def __init__(self, layer: Any) -> None:
         self.layer, self.attention, self.attend = layer, layer.attention, layer.attention.attend
         self.cap = layer.attention.cap
         self.is_power = self.attention.bound.form == "power8"
-        self.least, self.largest = torch.tensor(torch.inf), torch.tensor(-torch.inf)  # later one number per head
+        self.sums: list[Tensor] = []  # each heads x rows
         self.attention.attend = self
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, **settings: Any) -> Attended:
@@ -121,19 +123,21 @@ class _Observer:
             rows = positive[..., first:, :].sum(dim=-1).log()
         else:
             rows = log_sums(queries, keys, settings["temperature"], self.cap)
-        sums = rows.transpose(0, 1).flatten(1)  # heads x rows
-        self.least = torch.minimum(sums.amin(dim=1), self.least)
-        self.largest = torch.maximum(sums.amax(dim=1), self.largest)
+        self.sums.append(rows.transpose(0, 1).flatten(1))
         attended: Attended = self.attend(queries, keys, values, **settings)
         return attended
 
     def leave(self) -> float:
         """Stop recording and set the bounds; return half the range of log row sums of the widest head."""
         self.attention.attend = self.attend
-        middle = (self.least + self.largest) / 2
+        sums = torch.cat(self.sums, dim=1)
+        largest, least = sums.amax(dim=1), sums.amin(dim=1)
+        if self.is_power:  # single rows of almost equal scores sum to almost nothing
+            least = sums.quantile(1 - ROWS_WITHIN, dim=1, interpolation="lower")
+        middle = (least + largest) / 2
         if self.is_power:
             sizes = torch.exp((sum(LOG_SUMS["power8"]) / 2 - middle) / 8)
             self.attention.bound.weight.mul_(self.layer.scale_queries(sizes))
         else:
             self.attention.bound.weight.copy_(middle)
-        return float((self.largest - self.least).max() / 2)
+        return float((largest - least).max() / 2)

@@ -59,7 +59,7 @@ RULES = (
     Rule("python -m nas.search --budget-latency 5min --dry-run"),
     Rule("python -m nas.search --budget-latency semi2k=60s,sigma=2s", more="--space tiny --dry-run"),
     Rule("python -m nas.search --budget-latency 5min --parent ./gpt2", more=SMALL_PARENT),
-    Rule("python -m nas.search --parent ./my-llama", more=SMALL_PARENT),
+    Rule("python -m nas.search --parent ./my-llama", more=f"{SMALL_PARENT} --train-len 32"),
     Rule("python -m nas.search --budget-latency 5min --parent runs/my-parent", more=SMALL_PARENT),
     Rule("python -m nas.search --budget-latency 5min --searcher my_searcher:FewNorms", more=SMALL_PRICES),
     Rule("python -m nas.search --budget-latency 5min --space my-space.yaml", more="--dry-run"),

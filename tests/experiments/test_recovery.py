@@ -100,7 +100,7 @@ def test_training_and_export_are_done_once(commands, tmp_path):
     run("small", asked, Console(width=200))
     again = [command[:2] for command in commands[4 + len(private) :]]
     assert [command[0] for command in again[:3]] == ["nas.train", "nas.export", "nas.evaluate"]
-    assert again[3:] == [["nas.private", f"{folder}/first-private"] for _ in asked.answer_protocols]
+    assert again[3:] == []  # the same model
     with pytest.raises(UserError, match=r"first-private must have been made with the experiment's settings, but was"):
         run("small", settings(first={"placement": "12xMSMGo", "tokens": 65}), Console(width=200))
 
