@@ -159,19 +159,25 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed; a second Ctrl-C interrupts. Main thread only."""
+    """Yield a function that returns whether Ctrl-C or SIGTERM came; a second one interrupts. Main thread only."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     pressed = False
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal pressed
         pressed = True
-        signal.signal(signal.SIGINT, before)
+        restore()
 
-    before = signal.signal(signal.SIGINT, note)
+    for number in before:
+        signal.signal(number, note)
     try:
         yield lambda: pressed
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
 
 
 def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:

@@ -46,7 +46,7 @@ def causal_attention(
     with torch.autocast(device, enabled=False):
         if not with_entropy:
             queries, keys = scale_by_temperature(queries, temperature).to(values.dtype), keys.to(values.dtype)
-            if device == "cpu" and _is_native(values):
+            if device == "cpu" and is_native(values):
                 return Attended(cpu_native.attend(queries, keys, values)[0], None)
             return Attended(functional.scaled_dot_product_attention(queries, keys, values, is_causal=True), None)
         # compiled code needs Triton on CUDA, and cannot call a cached function
@@ -57,9 +57,9 @@ def causal_attention(
 
 
 def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
-    if temperature is not None or not queries.dtype == keys.dtype == values.dtype or not _is_native(values):
+    if temperature is not None or not queries.dtype == keys.dtype == values.dtype or not is_native(values):
         queries, keys, values = upcast(queries, keys, values)
-    attend = cpu_native.attend if _is_native(values) else _flash
+    attend = cpu_native.attend if is_native(values) else _flash
     output, entropy = attend(scale_by_temperature(queries, temperature), keys, values)
     return Attended(output, bounded(entropy))
 
@@ -84,7 +84,7 @@ def _flash(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
     return output, lse.detach() - scale * (queries.detach() * mean_keys).sum(dim=-1)
 
 
-def _is_native(values: Tensor) -> bool:
+def is_native(values: Tensor) -> bool:
     """Whether to use C++: not under torch.compile or torch.export, which cannot see its ops to count their cost."""
     if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
         return False

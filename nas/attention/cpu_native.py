@@ -6,6 +6,13 @@ With scores s_ij = q_i . k_j / sqrt(head_dim) and weights a = softmax(s) over j 
     E_i = ln l_i - sum_j e^(s_ij - m_i) (s_ij - m_i) / l_i,
     ds_ij = a_ij (dO_i . v_j - dO_i . O_i - dE_i (ln a_ij + E_i))    with ln a_ij = s_ij - lse_i.
 
+With another function p_ij = f(s_ij - b) >= 0 in place of the exponential and l_i = sum_j p_ij, the output is that of
+weights p_ij / (l_i + c), and the entropy that of p_ij / l_i; b is a constant of the head, and c of the function:
+
+    E_i = ln l_i - sum_j p_ij ln p_ij / l_i,
+    ds_ij = f'(s_ij - b) ((dO_i . v_j - dO_i . O_i) / (l_i + c) - dE_i (ln p_ij - ln l_i + E_i) / l_i),
+    db = -sum_ij ds_ij.
+
 Neither pass stores a T x T matrix; the backward pass computes the weights again, as flash attention does (Dao et al.
 2022, arXiv 2205.14135, algorithm 4). The kernel is compiled for the present processor when first needed, and cached.
 """
@@ -29,20 +36,34 @@ from costmodel.config.bugs import default_cache_dir
 from costmodel.errors import UserError
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+FORMS = "softmax", "square", "eighth power", "relu"  # in the order of the enum in cpu_native.cpp
 DTYPES = torch.float32, torch.bfloat16
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 TIMEOUT_S = 120
 MAPS = Path("/proc/self/maps")  # of Linux: lists the files that this process has loaded
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    form: str = "softmax",
+    bounds: Tensor | None = None,
+    sum_offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Return the output of causal attention with scores q . k / sqrt(head_dim), and the entropy of its rows in nats.
 
     Entropies are not clamped to their range. Both can be differentiated once, but not by torch.func.
 
-    queries, keys, values: batch x heads x T x head_dim, all fp32 or all bf16, on the CPU; output and gradients have the
-        same shape and type. Entropy, batch x heads x T, and arithmetic are in fp32. Raises UserError for other operands
-        and NotCompiledError if the kernel cannot be compiled.
+    Args:
+        queries, keys, values: batch x heads x T x head_dim, all fp32 or all bf16, on the CPU; output and gradients have
+            the same shape and type. Entropy, batch x heads x T, and arithmetic are in fp32.
+        form: softmax, or what takes the place of its exponential; with `eighth power`, the first token's weight is 1.
+        bounds: subtracted from the scores, a number per head, fp32; None for 0. Softmax ignores it.
+        sum_offset: added to the row sum that divides the output.
+
+    Raises UserError for other operands and NotCompiledError if the kernel cannot be compiled.
     """
     for part in (queries, keys, values):
         is_known = part.dtype in DTYPES and part.dtype == queries.dtype and part.device.type == "cpu"
@@ -51,7 +72,10 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
                 f"operands of attention must all be fp32 or bf16 on the CPU, and batch x heads x T x head_dim, "
                 f"but got {tuple(part.shape)} {part.dtype} on {part.device} beside {tuple(queries.shape)}."
             )
-    output, entropy = _Attention.apply(queries, keys, values)  # type: ignore[no-untyped-call]
+    bounds = torch.zeros(queries.shape[1]) if bounds is None else bounds
+    output, entropy = _Attention.apply(  # type: ignore[no-untyped-call]
+        queries, keys, values, bounds, FORMS.index(form), sum_offset
+    )
     return output, entropy
 
 
@@ -74,42 +98,54 @@ class _Operand(ctypes.Structure):
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor, form: int, sum_offset: float
+    ) -> tuple[Tensor, Tensor]:
         operands = tuple(_adjacent(part) for part in (queries, keys, values))
-        output = _empty_like(queries)
-        lse, entropy = (queries.new_empty(queries.shape[:3], dtype=torch.float32) for _ in range(2))
+        bounds, output = bounds.contiguous(), _empty_like(queries)
+        row_sum, entropy = (queries.new_empty(queries.shape[:3], dtype=torch.float32) for _ in range(2))
         both = compiled(queries.shape[-1])
         room = _room(queries, both.forward_room)
         both.forward(
             queries.dtype == torch.bfloat16,
+            form,
             _Shape(*queries.shape[:3]),
-            *map(_operand, (*operands, output)),
-            *map(_pointer, (lse, entropy, room)),
+            *map(_operand, operands),
+            _pointer(bounds),
+            ctypes.c_float(sum_offset),
+            _operand(output),
+            *map(_pointer, (row_sum, entropy, room)),
             torch.get_num_threads(),
         )
-        ctx.save_for_backward(*operands, output, lse, entropy)
+        ctx.save_for_backward(*operands, bounds, output, row_sum, entropy)
+        ctx.form, ctx.sum_offset = form, sum_offset
         return output, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, output_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor, ...]:
-        queries, keys, values, output, lse, entropy = ctx.saved_tensors
+    def backward(ctx: Any, output_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values, bounds, output, row_sum, entropy = ctx.saved_tensors
         output_grad, entropy_grad = _adjacent(output_grad), entropy_grad.contiguous()
         grads = tuple(_empty_like(part) for part in (queries, keys, values))
+        score_grad_sums = queries.new_empty(queries.shape[:2], dtype=torch.float32)
         both = compiled(queries.shape[-1])
         room = _room(queries, both.backward_room)
         both.backward(
             queries.dtype == torch.bfloat16,
+            ctx.form,
             _Shape(*queries.shape[:3]),
-            *map(_operand, (queries, keys, values, output)),
-            *map(_pointer, (lse, entropy)),
+            *map(_operand, (queries, keys, values)),
+            _pointer(bounds),
+            ctypes.c_float(ctx.sum_offset),
+            _operand(output),
+            *map(_pointer, (row_sum, entropy)),
             _operand(output_grad),
             _pointer(entropy_grad),
             *map(_operand, grads),
-            _pointer(room),
+            *map(_pointer, (score_grad_sums, room)),
             torch.get_num_threads(),
         )
-        return grads
+        return *grads, -score_grad_sums.sum(dim=0), None, None
 
 
 def _adjacent(operand: Tensor) -> Tensor:

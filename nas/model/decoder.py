@@ -14,6 +14,7 @@ from costmodel.errors import UserError
 from nas.attention.causal import causal_attention
 from nas.attention.reference import capped
 from nas.model.bf16_products import wide_linear
+from nas.model.fused_forms import fused_normalised_attention
 from nas.model.layers import Block, FeedForward, LeakyRelu, PlainDecoder
 from nas.model.mpc_friendly import query_scale
 from nas.model.norms import FrozenNorm
@@ -54,7 +55,7 @@ class TrainedTemperature(nn.Module):
         return self.log_weight[:, first:last].exp()
 
 
-TRAINED = Parts(causal_attention, FrozenNorm, TrainedTemperature)
+TRAINED = Parts(causal_attention, fused_normalised_attention, FrozenNorm, TrainedTemperature)
 
 
 class Decoder(PlainDecoder):

@@ -49,9 +49,13 @@ class FixedNorm(nn.Module):
 
 
 class Parts(NamedTuple):
-    """The parts that differ between training and exports: attention function, frozen norms and temperatures."""
+    """The parts that differ between training and exports: attention functions, frozen norms and temperatures.
+
+    attend: exact attention. attend_by: attention by a form in `FORMS`.
+    """
 
     attend: Attention = exact_attention
+    attend_by: Attention = normalised_attention
     frozen_norm: Callable[..., nn.Module] = FixedNorm
     temperature: Callable[[int, int], nn.Module] = Temperature
 
@@ -117,7 +121,7 @@ class _Attention(nn.Module):
         self.bound = ScoreBound(num_heads, form) if has_bound else None
         self.attend_last = partial(last_rows, form=form, bound=self.bound, cap=cap)
         if form in FORMS:
-            self.attend: Attention = partial(normalised_attention, form=form, bound=self.bound, cap=cap)
+            self.attend: Attention = partial(parts.attend_by, form=form, bound=self.bound, cap=cap)
         else:
             self.attend = parts.attend if cap is None else partial(attention_reference, cap=cap)
         self.temperature: nn.Module | None = None

@@ -64,7 +64,7 @@ from search_spaces.architecture import Layer
 
 T = TypeVar("T")
 
-FORMAT = 9  # version of the stored files; raised when their numbers change
+FORMAT = 10  # version of the stored files; raised when their numbers change
 MOST_IN_MEMORY = 1 << 28  # numbers, 1 GiB; larger tensors are in memory-mapped files
 MOST_TOGETHER = 1 << 30  # numbers in sub-layers that train at once on a GPU, 4 GiB; gradients and moments take more
 SCORED_TOKENS = 8_192  # of the validation split: the standard error of most scores is then a few percent

@@ -232,16 +232,13 @@ def test_more_ctrl_c_while_a_command_ends_is_ignored():
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
-def press() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_the_first_ctrl_c_is_noted_and_the_second_interrupts():
-    before = signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_and_the_second_interrupts(first):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with cli.deferred_interrupt() as interrupted:
         assert not interrupted()
-        press()
+        os.kill(os.getpid(), first)
         assert interrupted()
         with pytest.raises(KeyboardInterrupt):
-            press()
-    assert signal.getsignal(signal.SIGINT) is before
+            os.kill(os.getpid(), signal.SIGINT)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
