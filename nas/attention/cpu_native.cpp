@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-
 #include <omp.h>
 
 #if defined(__AVX512F__)
@@ -21,7 +20,7 @@
 
 namespace {
 
-enum Form { SOFTMAX, SQUARE, EIGHTH_POWER, RELU };  // in the order of FORMS in cpu_native.py
+enum Form { SOFTMAX, SQUARE, EIGHTH_POWER, RELU };  // in the order of FUNCTIONS in cpu_native.py
 
 constexpr int STRIP = 8;  // rows of a product's results, WIDE registers each
 constexpr int WIDE = TILE > 8 ? 2 : 1;
@@ -110,20 +109,25 @@ inline Rows logarithm(Rows x) {
     return series * t + __builtin_convertvector(n, Rows) * 0.693147181f;
 }
 
-// A weight before normalisation, its derivative, and its logarithm times `factor`, or 0 for a weight of 0.
+// A weight before it is divided by the row's sum, and its derivative; 0 for hidden keys. bound: subtracted from scores.
 template <Form FORM>
-struct Positive {
-    Rows weight, slope;
+struct Unnormalised {
+    Rows x, weight, slope;
 
-    Positive(Rows score, Rows bound) {
-        const Rows x = score - bound, square = x * x, fourth = square * square, one = Rows{} + 1.0f;
-        weight = FORM == EIGHTH_POWER ? fourth * fourth : FORM == SQUARE ? square : x > 0.0f ? x : Rows{};
-        slope = FORM == EIGHTH_POWER ? 8.0f * fourth * square * x : FORM == SQUARE ? 2.0f * x : x > 0.0f ? one : Rows{};
+    Unnormalised(Rows score, Rows bound) : x(score - bound) {
+        const Rows square = x * x, fourth = square * square, one = Rows{} + 1.0f;
+        if (FORM == SOFTMAX) weight = slope = exponential(x);
+        if (FORM == SQUARE) weight = square, slope = 2.0f * x;
+        if (FORM == EIGHTH_POWER) weight = fourth * fourth, slope = 8.0f * fourth * square * x;
+        if (FORM == RELU) weight = x < 0.0f ? Rows{} : x, slope = x > 0.0f ? one : Rows{};
         weight = score == HIDDEN ? Rows{} : weight;
         slope = score == HIDDEN ? Rows{} : slope;
     }
 
-    Rows times_log(Rows factor) const { return weight > 0.0f ? factor * logarithm(weight) : Rows{}; }
+    // The weight's logarithm times `factor`, or 0 for a weight of 0.
+    Rows times_log(Rows factor) const {
+        return weight > 0.0f ? factor * (FORM == SOFTMAX ? x : logarithm(weight)) : Rows{};
+    }
 };
 
 // Masks a TILE x TILE block on the diagonal: key j is later than the rows before j.
@@ -145,8 +149,15 @@ struct Operand {
     int64_t batch_step, head_step, row_step;
 };
 
-struct Shape {
+// Arguments of a pass. bounds: a number for each head, which softmax ignores; sum_offset: what is added to a row's sum.
+// row_sum (of softmax its logarithm), entropy and its gradient: batch x heads x length, float without gaps.
+// score_grad_sums: batch x heads. room: zeros for every thread. A forward pass needs no gradients.
+struct Pass {
     int64_t batch, num_heads, length;
+    Operand q, k, v, output, output_grad, q_grad, k_grad, v_grad;
+    float *bounds, *row_sum, *entropy, *entropy_grad, *score_grad_sums, *room;
+    float sum_offset;
+    int num_threads;
 };
 
 namespace {
@@ -177,9 +188,9 @@ struct Head {
     Number* data;
     int64_t row_step;
 
-    Head(const Operand& all, const Shape& shape, int64_t index)
-        : data(static_cast<Number*>(all.data) + index / shape.num_heads * all.batch_step +
-               index % shape.num_heads * all.head_step),
+    Head(const Operand& all, const Pass& pass, int64_t index)
+        : data(static_cast<Number*>(all.data) + index / pass.num_heads * all.batch_step +
+               index % pass.num_heads * all.head_step),
           row_step(all.row_step) {}
 
     Number* row(int i) const { return data + i * row_step; }
@@ -206,13 +217,44 @@ inline int64_t padded_length(int64_t length) { return (length + TILE - 1) / TILE
 
 const float SCALE = 1.0f / std::sqrt(float(HEAD_DIM));
 
-// bound, sum_offset: constants of a head, which softmax ignores.
+// The first token has no other key, and its eighth power may be almost 0: its weight is 1.
+template <Form FORM>
+inline void set_first_weight(float* scores, float bound) {
+    if (FORM == EIGHTH_POWER) scores[0] = bound + 1.0f;
+}
+
+// Of each row: what was subtracted from scores, and the sums of unnormalised weights and of each times its logarithm.
+struct Sums {
+    Rows bound, weights, with_logs;
+};
+
+// Replaces scores, seen x TILE, by unnormalised weights.
+template <Form FORM>
+inline Sums weigh(float* scores, int seen, float bound) {
+    Sums sums{FORM == SOFTMAX ? load(scores) : Rows{} + bound, {}, {}};
+    for (int j = 1; FORM == SOFTMAX && j < seen; j++) {
+        const Rows other = load(scores + j * TILE);
+        sums.bound = other > sums.bound ? other : sums.bound;
+    }
+    for (int j = 0; j < seen; j++) {
+        const Unnormalised<FORM> one(load(scores + j * TILE), sums.bound);
+        sums.weights += one.weight;
+        sums.with_logs += one.times_log(one.weight);
+        store(scores + j * TILE, one.weight);
+    }
+    return sums;
+}
+
 template <Form FORM, class Number>
-void forward_head(Head<Number> q, Head<Number> k, Head<Number> v, float bound, float sum_offset, Head<Number> output,
-                  float* row_sum, float* entropy, Room room, int length) {
+void forward_head(const Pass& pass, int64_t index, Room room) {
+    const auto head = [&](const Operand& all) { return Head<Number>(all, pass, index); };
+    const Head<Number> q = head(pass.q), k = head(pass.k), v = head(pass.v), output = head(pass.output);
+    const int length = int(pass.length);
     const int64_t padded = padded_length(length);
+    const float bound = pass.bounds[index % pass.num_heads];
+    float *row_sum = pass.row_sum + index * length, *entropy = pass.entropy + index * length;
     float *keys = room.take(padded * WIDTH), *values = room.take(padded * WIDTH), *weights = room.take(padded * TILE);
-    float *queries = room.take(TILE * WIDTH), *across = room.take(TILE * WIDTH), *sums = room.take(TILE * WIDTH);
+    float *queries = room.take(TILE * WIDTH), *across = room.take(TILE * WIDTH), *mixed = room.take(TILE * WIDTH);
     k.read(0, length, 1.0f, keys);
     v.read(0, length, 1.0f, values);
     for (int first = 0; first < length; first += TILE) {
@@ -221,196 +263,138 @@ void forward_head(Head<Number> q, Head<Number> k, Head<Number> v, float bound, f
         transpose(queries, across);
         project(keys, across, seen, weights);
         hide_later(weights + first * TILE);
-        Rows largest = {}, total = {}, weighted = {};
-        if (FORM == SOFTMAX) {
-            largest = load(weights);
-            for (int j = 1; j < seen; j++) {
-                const Rows other = load(weights + j * TILE);
-                largest = other > largest ? other : largest;
-            }
-            for (int j = 0; j < seen; j++) {
-                const Rows centred = load(weights + j * TILE) - largest, weight = exponential(centred);
-                total += weight;
-                weighted += weight * centred;
-                store(weights + j * TILE, weight);
-            }
-        } else {
-            if (FORM == EIGHTH_POWER && first == 0) weights[0] = bound + 1.0f;  // a weight of 1
-            for (int j = 0; j < seen; j++) {
-                const Positive<FORM> positive(load(weights + j * TILE), Rows{} + bound);
-                total += positive.weight;
-                weighted += positive.times_log(positive.weight);
-                store(weights + j * TILE, positive.weight);
-            }
-        }
-        std::fill_n(sums, TILE * WIDTH, 0.0f);
+        if (first == 0) set_first_weight<FORM>(weights, bound);
+        const Sums sums = weigh<FORM>(weights, seen, bound);
+        std::fill_n(mixed, TILE * WIDTH, 0.0f);
         for (int i = 0; i < TILE; i += STRIP)
-            mix(weights + i, 1, TILE, values, seen, sums + i * WIDTH);
+            mix(weights + i, 1, TILE, values, seen, mixed + i * WIDTH);
         for (int i = 0; i < count; i++) {
-            const float log_total = std::log(total[i]);
-            row_sum[first + i] = FORM == SOFTMAX ? largest[i] + log_total : total[i];
-            entropy[first + i] = FORM == RELU && total[i] == 0.0f ? 0.0f : log_total - weighted[i] / total[i];
-            output.write(first + i, 1, 1.0f / (total[i] + sum_offset), sums + i * WIDTH);
+            const float sum = sums.weights[i], log_sum = std::log(sum);
+            row_sum[first + i] = FORM == SOFTMAX ? sums.bound[i] + log_sum : sum;
+            entropy[first + i] = FORM == RELU && sum == 0.0f ? 0.0f : log_sum - sums.with_logs[i] / sum;
+            output.write(first + i, 1, 1.0f / (sum + pass.sum_offset), mixed + i * WIDTH);
         }
     }
 }
 
 constexpr int BLOCK = KEY_BLOCK * WIDTH;
 
-// Returns the sum of the gradients of the scores.
+// Constants of the rows in the formula of the scores' gradients: what is subtracted from scores (of softmax, weights are
+// then normalised) and from logarithms of weights, the inverse of what divides weights, and factors. 0 for padding.
+struct Constants {
+    float *bounds, *logs, *inverses, *entropy_grads, *offsets;
+
+    template <Form FORM>
+    void set(int i, float bound, float row_sum, float sum_offset, float entropy, float entropy_grad, float offset) {
+        const bool is_empty = FORM == RELU && row_sum == 0.0f, is_softmax = FORM == SOFTMAX;
+        bounds[i] = is_softmax ? row_sum : bound;
+        logs[i] = is_softmax ? -entropy : is_empty ? 0.0f : std::log(row_sum) - entropy;
+        inverses[i] = is_softmax ? 1.0f : 1.0f / (row_sum + sum_offset);
+        entropy_grads[i] = is_softmax ? entropy_grad : is_empty ? 0.0f : entropy_grad / row_sum;
+        offsets[i] = offset;
+    }
+};
+
+// Replaces scores of the rows from `first` on by weights, and gradients of weights by those of scores, whose sum it
+// returns. weights, grads: seen x TILE.
+template <Form FORM>
+inline Rows differentiate(float* weights, float* grads, int seen, int first, const Constants& constants) {
+    const Rows bound = load(constants.bounds + first), log = load(constants.logs + first);
+    const Rows inverse = load(constants.inverses + first), offset = load(constants.offsets + first);
+    const Rows entropy_grad = load(constants.entropy_grads + first);
+    Rows total = {};
+    for (int j = 0; j < seen * TILE; j += TILE) {
+        const Unnormalised<FORM> one(load(weights + j), bound);
+        const Rows grad = (load(grads + j) - offset) * inverse + entropy_grad * log - one.times_log(entropy_grad);
+        store(weights + j, one.weight * inverse);
+        store(grads + j, one.slope * grad);
+        total += one.slope * grad;
+    }
+    return total;
+}
+
 template <Form FORM, class Number>
-float backward_head(Head<Number> q, Head<Number> k, Head<Number> v, float bound, float sum_offset, Head<Number> output,
-                    const float* row_sum, const float* entropy, Head<Number> output_grad, const float* entropy_grad,
-                    Head<Number> q_grad, Head<Number> k_grad, Head<Number> v_grad, Room room, int length) {
-    const int64_t padded = padded_length(length);
+void backward_head(const Pass& pass, int64_t index, Room room) {
+    const auto head = [&](const Operand& all) { return Head<Number>(all, pass, index); };
+    const Head<Number> output = head(pass.output);
+    const int length = int(pass.length);
+    const int64_t padded = padded_length(length), at = index * length;
+    const float bound = pass.bounds[index % pass.num_heads];
     float *queries = room.take(padded * WIDTH), *queries_across = room.take(padded * WIDTH);
     float *grads = room.take(padded * WIDTH), *grads_across = room.take(padded * WIDTH);
     float *query_grads = room.take(padded * WIDTH);
-    float *sums = room.take(padded), *inverse_sums = room.take(padded);
-    float *entropy_grads = room.take(padded), *offsets = room.take(padded);
+    float* rows = room.take(5 * padded);
+    Constants constants{rows, rows + padded, rows + 2 * padded, rows + 3 * padded, rows + 4 * padded};
     float *keys = room.take(BLOCK), *values = room.take(BLOCK);
     float *key_grads = room.take(BLOCK), *value_grads = room.take(BLOCK);
     float *weights = room.take(KEY_BLOCK * TILE), *score_grads = room.take(KEY_BLOCK * TILE);
     std::fill_n(query_grads, padded * WIDTH, 0.0f);
-    q.read(0, length, SCALE, queries);
-    output_grad.read(0, length, 1.0f, grads);
+    head(pass.q).read(0, length, SCALE, queries);
+    head(pass.output_grad).read(0, length, 1.0f, grads);
     for (int first = 0; first < length; first += TILE) {
         transpose(queries + first * WIDTH, queries_across + first * WIDTH);
         transpose(grads + first * WIDTH, grads_across + first * WIDTH);
     }
     for (int i = 0; i < length; i++) {
-        sums[i] = row_sum[i];
-        entropy_grads[i] = entropy_grad[i];
-        offsets[i] = FORM == SOFTMAX ? entropy_grad[i] * entropy[i] : 0.0f;
-        for (int d = 0; d < HEAD_DIM; d++) offsets[i] += grads[i * WIDTH + d] * float(output.row(i)[d]);
-        if (FORM != SOFTMAX) {  // gradients of weights before normalisation
-            const bool is_empty = FORM == RELU && row_sum[i] == 0.0f;
-            sums[i] = is_empty ? 0.0f : std::log(row_sum[i]) - entropy[i];
-            entropy_grads[i] = is_empty ? 0.0f : entropy_grad[i] / row_sum[i];
-            inverse_sums[i] = 1.0f / (row_sum[i] + sum_offset);
-        }
+        float offset = 0.0f;
+        for (int d = 0; d < HEAD_DIM; d++) offset += grads[i * WIDTH + d] * float(output.row(i)[d]);
+        constants.set<FORM>(i, bound, pass.row_sum[at + i], pass.sum_offset, pass.entropy[at + i],
+                            pass.entropy_grad[at + i], offset);
     }
     Rows total = {};
     for (int start = 0; start < length; start += KEY_BLOCK) {
         const int num_keys = std::min(KEY_BLOCK, length - start);
-        k.read(start, num_keys, 1.0f, keys);
-        v.read(start, num_keys, 1.0f, values);
+        head(pass.k).read(start, num_keys, 1.0f, keys);
+        head(pass.v).read(start, num_keys, 1.0f, values);
         std::fill_n(key_grads, BLOCK, 0.0f);
         std::fill_n(value_grads, BLOCK, 0.0f);
         for (int first = start; first < length; first += TILE) {
             const int seen = std::min(KEY_BLOCK, first + TILE - start);
-            const float *row_queries = queries + first * WIDTH, *row_grads = grads + first * WIDTH;
             project(keys, queries_across + first * WIDTH, seen, weights);
             project(values, grads_across + first * WIDTH, seen, score_grads);
             if (first < start + KEY_BLOCK) hide_later(weights + (first - start) * TILE);
-            if (FORM == EIGHTH_POWER && start + first == 0) weights[0] = bound + 1.0f;
-            const Rows sum = load(sums + first), row_entropy_grad = load(entropy_grads + first);
-            const Rows offset = load(offsets + first), inverse_sum = load(inverse_sums + first);
-            for (int j = 0; j < seen * TILE; j += TILE) {
-                const Rows grad = load(score_grads + j) - offset;
-                Rows weight, score_grad;
-                if (FORM == SOFTMAX) {
-                    const Rows log_weight = load(weights + j) - sum;
-                    weight = exponential(log_weight);
-                    score_grad = weight * grad - row_entropy_grad * (weight * log_weight);
-                } else {
-                    const Positive<FORM> positive(load(weights + j), Rows{} + bound);
-                    weight = positive.weight * inverse_sum;
-                    score_grad = positive.slope * (grad * inverse_sum - positive.times_log(row_entropy_grad) +
-                                                   row_entropy_grad * sum);
-                    total += score_grad;
-                }
-                store(weights + j, weight);
-                store(score_grads + j, score_grad);
-            }
-            if (FORM == EIGHTH_POWER && start + first == 0) {  // the only weight of its row
+            if (first == 0) set_first_weight<FORM>(weights, bound);
+            total += differentiate<FORM>(weights, score_grads, seen, first, constants);
+            if (FORM == EIGHTH_POWER && first == 0) {  // the first weight is constant
                 total[0] -= score_grads[0];
                 score_grads[0] = 0.0f;
             }
             for (int i = 0; i < TILE; i += STRIP)
                 mix(score_grads + i, 1, TILE, keys, seen, query_grads + (first + i) * WIDTH);
             for (int j = 0; j < seen; j += STRIP) {
-                mix(score_grads + j * TILE, TILE, 1, row_queries, TILE, key_grads + j * WIDTH);
-                mix(weights + j * TILE, TILE, 1, row_grads, TILE, value_grads + j * WIDTH);
+                mix(score_grads + j * TILE, TILE, 1, queries + first * WIDTH, TILE, key_grads + j * WIDTH);
+                mix(weights + j * TILE, TILE, 1, grads + first * WIDTH, TILE, value_grads + j * WIDTH);
             }
         }
-        k_grad.write(start, num_keys, 1.0f, key_grads);
-        v_grad.write(start, num_keys, 1.0f, value_grads);
+        head(pass.k_grad).write(start, num_keys, 1.0f, key_grads);
+        head(pass.v_grad).write(start, num_keys, 1.0f, value_grads);
     }
-    q_grad.write(0, length, SCALE, query_grads);
-    float sum = 0.0f;
-    for (int i = 0; i < TILE; i++) sum += total[i];
-    return sum;
+    head(pass.q_grad).write(0, length, SCALE, query_grads);
+    pass.score_grad_sums[index] = 0.0f;
+    for (int i = 0; i < TILE; i++) pass.score_grad_sums[index] += total[i];
 }
+
+#define BY_FORM(HEAD, NUMBER) \
+    {HEAD<SOFTMAX, NUMBER>, HEAD<SQUARE, NUMBER>, HEAD<EIGHTH_POWER, NUMBER>, HEAD<RELU, NUMBER>}
+
+using HeadPass = void (*)(const Pass&, int64_t, Room);
+constexpr HeadPass FORWARD[2][4] = {BY_FORM(forward_head, float), BY_FORM(forward_head, Bfloat16)};
+constexpr HeadPass BACKWARD[2][4] = {BY_FORM(backward_head, float), BY_FORM(backward_head, Bfloat16)};
 
 }  // namespace
 
 // Number of floats that a thread needs for heads of this length.
-extern "C" int64_t forward_room(int64_t length) {
-    return padded_length(length) * (2 * WIDTH + TILE) + 3 * TILE * WIDTH;
+extern "C" int64_t room_of(int is_backward, int64_t length) {
+    const int64_t padded = padded_length(length);
+    if (is_backward) return padded * (5 * WIDTH + 5) + 4 * BLOCK + 2 * KEY_BLOCK * TILE;
+    return padded * (2 * WIDTH + TILE) + 3 * TILE * WIDTH;
 }
 
-extern "C" int64_t backward_room(int64_t length) {
-    return padded_length(length) * (5 * WIDTH + 4) + 4 * BLOCK + 2 * KEY_BLOCK * TILE;
-}
-
-namespace {
-
-template <Form FORM, class Number>
-void forward_heads(Shape shape, Operand q, Operand k, Operand v, const float* bounds, float sum_offset, Operand output,
-                   float* row_sum, float* entropy, float* room, int num_threads) {
-    const int64_t size = forward_room(shape.length);
-#pragma omp parallel for num_threads(num_threads)
-    for (int64_t h = 0; h < shape.batch * shape.num_heads; h++) {
-        const auto head = [&](const Operand& all) { return Head<Number>(all, shape, h); };
-        const int64_t at = h * shape.length;
-        const Room own{room + omp_get_thread_num() * size};
-        forward_head<FORM>(head(q), head(k), head(v), bounds[h % shape.num_heads], sum_offset, head(output),
-                           row_sum + at, entropy + at, own, int(shape.length));
-    }
-}
-
-template <Form FORM, class Number>
-void backward_heads(Shape shape, Operand q, Operand k, Operand v, const float* bounds, float sum_offset, Operand output,
-                    const float* row_sum, const float* entropy, Operand output_grad, const float* entropy_grad,
-                    Operand q_grad, Operand k_grad, Operand v_grad, float* score_grad_sums, float* room,
-                    int num_threads) {
-    const int64_t size = backward_room(shape.length);
-#pragma omp parallel for num_threads(num_threads)
-    for (int64_t h = 0; h < shape.batch * shape.num_heads; h++) {
-        const auto head = [&](const Operand& all) { return Head<Number>(all, shape, h); };
-        const int64_t at = h * shape.length;
-        const Room own{room + omp_get_thread_num() * size};
-        score_grad_sums[h] = backward_head<FORM>(
-            head(q), head(k), head(v), bounds[h % shape.num_heads], sum_offset, head(output), row_sum + at,
-            entropy + at, head(output_grad), entropy_grad + at, head(q_grad), head(k_grad), head(v_grad), own,
-            int(shape.length));
-    }
-}
-
-#define BY_FORM(HEADS, NUMBER) \
-    {HEADS<SOFTMAX, NUMBER>, HEADS<SQUARE, NUMBER>, HEADS<EIGHTH_POWER, NUMBER>, HEADS<RELU, NUMBER>}
-
-constexpr decltype(&forward_heads<SOFTMAX, float>) FORWARD[2][4] = {BY_FORM(forward_heads, float),
-                                                                    BY_FORM(forward_heads, Bfloat16)};
-constexpr decltype(&backward_heads<SOFTMAX, float>) BACKWARD[2][4] = {BY_FORM(backward_heads, float),
-                                                                      BY_FORM(backward_heads, Bfloat16)};
-
-}  // namespace
-
-// is_bf16: whether operands are Bfloat16 instead of float. form: a Form. bounds: a number per head; sum_offset: what is
-// added to a row's sum; both 0 for softmax. row_sum (of softmax its logarithm), entropy and its gradient: batch x heads
-// x length, float without gaps. score_grad_sums: batch x heads; 0 for softmax. room: zeros for every thread.
-extern "C" void forward(int is_bf16, int form, Shape shape, Operand q, Operand k, Operand v, const float* bounds,
-                        float sum_offset, Operand output, float* row_sum, float* entropy, float* room,
-                        int num_threads) {
-    FORWARD[is_bf16][form](shape, q, k, v, bounds, sum_offset, output, row_sum, entropy, room, num_threads);
-}
-
-extern "C" void backward(int is_bf16, int form, Shape shape, Operand q, Operand k, Operand v, const float* bounds,
-                         float sum_offset, Operand output, const float* row_sum, const float* entropy,
-                         Operand output_grad, const float* entropy_grad, Operand q_grad, Operand k_grad,
-                         Operand v_grad, float* score_grad_sums, float* room, int num_threads) {
-    BACKWARD[is_bf16][form](shape, q, k, v, bounds, sum_offset, output, row_sum, entropy, output_grad, entropy_grad,
-                            q_grad, k_grad, v_grad, score_grad_sums, room, num_threads);
+// is_bf16: whether operands are Bfloat16 instead of float. form: a Form.
+extern "C" void run(int is_backward, int is_bf16, int form, const Pass* pass) {
+    const HeadPass head = (is_backward ? BACKWARD : FORWARD)[is_bf16][form];
+    const int64_t room = room_of(is_backward, pass->length);
+#pragma omp parallel for num_threads(pass->num_threads)
+    for (int64_t index = 0; index < pass->batch * pass->num_heads; index++)
+        head(*pass, index, Room{pass->room + omp_get_thread_num() * room});
 }

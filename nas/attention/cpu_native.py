@@ -23,7 +23,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from costmodel.config.bugs import default_cache_dir
 from costmodel.errors import UserError
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-FORMS = "softmax", "square", "eighth power", "relu"  # in the order of the enum in cpu_native.cpp
+FUNCTIONS = "softmax", "square", "eighth power", "relu"  # in the order of the enum in cpu_native.cpp
 DTYPES = torch.float32, torch.bfloat16
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 TIMEOUT_S = 120
@@ -48,7 +48,7 @@ def attend(
     keys: Tensor,
     values: Tensor,
     *,
-    form: str = "softmax",
+    function: str = "softmax",
     bounds: Tensor | None = None,
     sum_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
@@ -59,9 +59,9 @@ def attend(
     Args:
         queries, keys, values: batch x heads x T x head_dim, all fp32 or all bf16, on the CPU; output and gradients have
             the same shape and type. Entropy, batch x heads x T, and arithmetic are in fp32.
-        form: softmax, or what takes the place of its exponential; with `eighth power`, the first token's weight is 1.
+        function: of `FUNCTIONS`; for `eighth power`, the weight of the first token's only key is 1.
         bounds: subtracted from the scores, a number per head, fp32; None for 0. Softmax ignores it.
-        sum_offset: added to the row sum that divides the output.
+        sum_offset: added to the row sum that divides the output; 0 for softmax.
 
     Raises UserError for other operands and NotCompiledError if the kernel cannot be compiled.
     """
@@ -72,9 +72,15 @@ def attend(
                 f"operands of attention must all be fp32 or bf16 on the CPU, and batch x heads x T x head_dim, "
                 f"but got {tuple(part.shape)} {part.dtype} on {part.device} beside {tuple(queries.shape)}."
             )
-    bounds = torch.zeros(queries.shape[1]) if bounds is None else bounds
+    if bounds is None:
+        bounds = queries.new_zeros(queries.shape[1], dtype=torch.float32)
+    if bounds.shape != queries.shape[1:2] or bounds.dtype != torch.float32 or bounds.device != queries.device:
+        raise UserError(
+            f"bounds of attention must be fp32 on the CPU, one for each of {queries.shape[1]} heads, but got "
+            f"{tuple(bounds.shape)} {bounds.dtype} on {bounds.device}."
+        )
     output, entropy = _Attention.apply(  # type: ignore[no-untyped-call]
-        queries, keys, values, bounds, FORMS.index(form), sum_offset
+        queries, keys, values, bounds, FUNCTIONS.index(function), sum_offset
     )
     return output, entropy
 
@@ -82,70 +88,68 @@ def attend(
 @cache
 def compiled(head_dim: int) -> ctypes.CDLL:
     """Return the library with the kernel's forward and backward pass for a head size. Raises NotCompiledError."""
-    both = library(SOURCE, HEAD_DIM=head_dim)
-    for size in (both.forward_room, both.backward_room):
-        size.argtypes, size.restype = [ctypes.c_int64], ctypes.c_int64
-    return both
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "num_heads", "length")]
+    passes = library(SOURCE, HEAD_DIM=head_dim)
+    passes.room_of.argtypes, passes.room_of.restype = [ctypes.c_int, ctypes.c_int64], ctypes.c_int64
+    return passes
 
 
 class _Operand(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), *((f"{axis}_step", ctypes.c_int64) for axis in ("batch", "head", "row"))]
 
 
+OPERANDS = ("queries", "keys", "values", "output", "output_grad", "query_grads", "key_grads", "value_grads")
+ROWS = ("bounds", "row_sum", "entropy", "entropy_grad", "score_grad_sums", "room")  # fp32 without gaps
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "num_heads", "length")),
+        *((name, _Operand) for name in OPERANDS),
+        *((name, ctypes.c_void_p) for name in ROWS),
+        ("sum_offset", ctypes.c_float),
+        ("num_threads", ctypes.c_int),
+    ]
+
+
+def _run(tensors: Mapping[str, Tensor], function: int, sum_offset: float, *, is_backward: bool) -> None:
+    """Run a pass. tensors: its inputs and results, by their names in OPERANDS and ROWS."""
+    queries, num_threads = tensors["queries"], torch.get_num_threads()
+    passes = compiled(queries.shape[-1])
+    size = passes.room_of(is_backward, queries.shape[2])
+    room = queries.new_zeros(num_threads, size, dtype=torch.float32)  # torch reports too little memory
+    operands = {
+        name: _Operand(tensors[name].data_ptr(), *tensors[name].stride()[:3]) for name in OPERANDS if name in tensors
+    }
+    rows = {name: rows.data_ptr() for name, rows in {**tensors, "room": room}.items() if name in ROWS}
+    given = _Pass(*queries.shape[:3], **operands, **rows, sum_offset=sum_offset, num_threads=num_threads)
+    passes.run(is_backward, queries.dtype == torch.bfloat16, function, ctypes.byref(given))
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor, form: int, sum_offset: float
+        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor, function: int, sum_offset: float
     ) -> tuple[Tensor, Tensor]:
-        operands = tuple(_adjacent(part) for part in (queries, keys, values))
-        bounds, output = bounds.contiguous(), _empty_like(queries)
+        queries, keys, values, bounds = (*map(_adjacent, (queries, keys, values)), bounds.contiguous())
+        output = _empty_like(queries)
         row_sum, entropy = (queries.new_empty(queries.shape[:3], dtype=torch.float32) for _ in range(2))
-        both = compiled(queries.shape[-1])
-        room = _room(queries, both.forward_room)
-        both.forward(
-            queries.dtype == torch.bfloat16,
-            form,
-            _Shape(*queries.shape[:3]),
-            *map(_operand, operands),
-            _pointer(bounds),
-            ctypes.c_float(sum_offset),
-            _operand(output),
-            *map(_pointer, (row_sum, entropy, room)),
-            torch.get_num_threads(),
-        )
-        ctx.save_for_backward(*operands, bounds, output, row_sum, entropy)
-        ctx.form, ctx.sum_offset = form, sum_offset
+        known = {"queries": queries, "keys": keys, "values": values, "bounds": bounds, "output": output}
+        known |= {"row_sum": row_sum, "entropy": entropy}
+        _run(known, function, sum_offset, is_backward=False)
+        ctx.save_for_backward(*known.values())
+        ctx.known, ctx.function, ctx.sum_offset = tuple(known), function, sum_offset
         return output, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
-        queries, keys, values, bounds, output, row_sum, entropy = ctx.saved_tensors
-        output_grad, entropy_grad = _adjacent(output_grad), entropy_grad.contiguous()
-        grads = tuple(_empty_like(part) for part in (queries, keys, values))
-        score_grad_sums = queries.new_empty(queries.shape[:2], dtype=torch.float32)
-        both = compiled(queries.shape[-1])
-        room = _room(queries, both.backward_room)
-        both.backward(
-            queries.dtype == torch.bfloat16,
-            ctx.form,
-            _Shape(*queries.shape[:3]),
-            *map(_operand, (queries, keys, values)),
-            _pointer(bounds),
-            ctypes.c_float(ctx.sum_offset),
-            _operand(output),
-            *map(_pointer, (row_sum, entropy)),
-            _operand(output_grad),
-            _pointer(entropy_grad),
-            *map(_operand, grads),
-            *map(_pointer, (score_grad_sums, room)),
-            torch.get_num_threads(),
-        )
-        return *grads, -score_grad_sums.sum(dim=0), None, None
+        known = dict(zip(ctx.known, ctx.saved_tensors, strict=True))
+        query_grads, key_grads, value_grads = (_empty_like(known[name]) for name in ("queries", "keys", "values"))
+        score_grad_sums = entropy_grad.new_empty(entropy_grad.shape[:2])
+        known |= {"output_grad": _adjacent(output_grad), "entropy_grad": entropy_grad.contiguous()}
+        known |= {"query_grads": query_grads, "key_grads": key_grads, "value_grads": value_grads}
+        _run({**known, "score_grad_sums": score_grad_sums}, ctx.function, ctx.sum_offset, is_backward=True)
+        return query_grads, key_grads, value_grads, -score_grad_sums.sum(dim=0), None, None
 
 
 def _adjacent(operand: Tensor) -> Tensor:
@@ -158,19 +162,6 @@ def _empty_like(operand: Tensor) -> Tensor:
     """Allocate a tensor of the same shape; all heads of a token are adjacent, as in the linears around attention."""
     batch, num_heads, length, head_dim = operand.shape
     return operand.new_empty(batch, length, num_heads, head_dim).transpose(1, 2)
-
-
-def _room(operand: Tensor, size: Callable[[int], int]) -> Tensor:
-    """Allocate a workspace of zeros for every thread; torch reports it if there is too little memory."""
-    return operand.new_zeros(torch.get_num_threads(), size(operand.shape[2]), dtype=torch.float32)
-
-
-def _operand(operand: Tensor) -> _Operand:
-    return _Operand(operand.data_ptr(), *operand.stride()[:3])
-
-
-def _pointer(rows: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(rows.data_ptr())
 
 
 class NotCompiledError(RuntimeError):

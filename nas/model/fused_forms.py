@@ -4,11 +4,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
 from costmodel.execution.op_functions import QUAD_SHIFT
 from nas.attention import cpu_native
-from nas.attention.causal import causal_attention, is_native
+from nas.attention.causal import is_native
 from nas.attention.reference import Attended, bounded, scale_by_temperature, upcast
 from nas.model.mpc_friendly import FORMS, ScoreBound, normalised_attention
 
@@ -33,23 +32,23 @@ def fused_normalised_attention(
 ) -> Attended:
     """Return the result of `normalised_attention`, to which all arguments belong, without a T x T matrix if possible.
 
-    That is for fp32 and bf16 on the CPU without a cap, if the kernel compiles; for them, the arithmetic is in fp32.
+    That is for fp32 and bf16 on the CPU without a cap, if the kernel compiles. Results are then in fp32 arithmetic, and
+    can be differentiated once.
     """
-    if isinstance(values, FakeTensor) and cap is None and not torch.compiler.is_compiling():
-        # for estimates of memory: exact attention stores as much
-        return causal_attention(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
     if cap is not None or values.device.type != "cpu" or not is_native(values):
         by_torch = partial(normalised_attention, form=form, bound=bound, cap=cap, temperature=temperature)
         return by_torch(queries, keys, values, with_entropy=with_entropy)
     dtype, (function, shift) = values.dtype, KERNELS[form]
     if temperature is not None or not queries.dtype == keys.dtype == values.dtype:
         queries, keys, values = upcast(queries, keys, values)
-    bounds = torch.full(queries.shape[1:2], shift) if bound is None else bound.weight + shift
+    bounds = queries.new_full(queries.shape[1:2], shift, dtype=torch.float32)
+    if bound is not None:
+        bounds = bounds + bound.weight
     output, entropy = cpu_native.attend(
         scale_by_temperature(queries, temperature),
         keys,
         values,
-        form=function,
+        function=function,
         bounds=bounds,
         sum_offset=FORMS[form][1],
     )

@@ -117,7 +117,7 @@ class _Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
-        self.query_factor, self.place, self.cap = query_factor, place, cap
+        self.query_factor, self.place, self.form, self.cap = query_factor, place, form, cap
         self.bound = ScoreBound(num_heads, form) if has_bound else None
         self.attend_last = partial(last_rows, form=form, bound=self.bound, cap=cap)
         if form in FORMS:

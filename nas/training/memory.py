@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,11 @@ from torch._subclasses import FakeTensorMode
 
 from costmodel.config.units import format_bytes
 from costmodel.errors import StoppedError, UserError
+from nas.attention.causal import causal_attention, has_native
 from nas.malloc import free_bytes
 from nas.model.cross_entropy import CHUNK_SIZE
+from nas.model.decoder import Decoder
+from nas.model.mpc_friendly import FORMS
 from nas.recipe.candidate import Candidate
 from nas.training.device import counted_layer_function
 from nas.training.distillation.teacher import Lesson, Predictions
@@ -71,6 +75,8 @@ def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
         objective.penalty = None
         if is_cuda:
             objective.model.layer_function = counted_layer_function(candidate.recipe)
+        else:
+            _count_kernel(objective.model)
         parameter_storages = {value.untyped_storage()._cdata for value in objective.parameters()}
         tokens = torch.zeros(min(scale.micro_batch, scale.batch), scale.seq_len, dtype=torch.int64)
         lesson = None
@@ -142,3 +148,16 @@ def raise_out_of_memory(candidate: Candidate, device: str) -> Iterator[None]:
 
 def _size(tensors: Iterable[Tensor | nn.Parameter]) -> int:
     return sum(value.untyped_storage().nbytes() for value in tensors)
+
+
+def _count_kernel(model: Decoder) -> None:
+    """Make attention in other forms than softmax save as much as the kernel on the CPU, where that can be used."""
+    for layer in model.layers:
+        attention: Any = layer.attention
+        if (
+            attention is not None
+            and attention.form in FORMS
+            and attention.cap is None
+            and has_native(attention.head_dim)
+        ):
+            attention.attend = causal_attention

@@ -99,6 +99,9 @@ def test_operands_that_do_not_fit_are_refused(other):
         cpu_native.attend(queries, keys, operands(*other)[2])
     with pytest.raises(ValueError, match="float64"):
         cpu_native.attend(queries, keys, keys.double())
+    for bounds in (torch.zeros(2), torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3, device="meta")):
+        with pytest.raises(ValueError, match="bounds of attention must be fp32 on the CPU, one for each of 3 heads"):
+            cpu_native.attend(queries, keys, keys, function="relu", bounds=bounds)
 
 
 def test_a_temperature_in_fp64_cools_queries_in_fp32_and_tensors_without_numbers_are_left_to_torch():

@@ -1,5 +1,7 @@
+import math
 import platform
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,31 @@ def test_values_and_gradients_are_those_of_torch(form, head_dim, batch, num_head
     assert_same(results(fused_normalised_attention, form, parts), expected, 2e-4)  # of entropies of weights near 0
 
 
+WITHOUT_AVX512 = ["-mno-avx512f"] if "avx512f" in CPUINFO.read_text() else []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_avx512_too(form, monkeypatch):
+    monkeypatch.setattr("nas.attention.cpu_native.FLAGS", (*cpu_native.FLAGS, *WITHOUT_AVX512))
+    cpu_native.compiled.cache_clear()
+    parts = operands(1, 2, 130, 20)
+    expected = results(normalised_attention, form, [part.double() for part in parts])
+    assert_same(results(fused_normalised_attention, form, parts), expected, 2e-4)
+    cpu_native.compiled.cache_clear()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_not_finite_is_not_hidden(form, value, place):
+    parts = [part.detach() for part in operands(1, 1, 20, 8)[:3]]
+    parts[place][0, 0, 5, 3] = value
+    ours, theirs = (attend(*parts, form=form) for attend in (fused_normalised_attention, normalised_attention))
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert torch.equal(mine.isfinite(), expected.isfinite())
+        assert not mine.isfinite().all()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_operands_in_bf16_and_temperatures_are_computed_with_in_fp32(form):
     parts = [part.detach().bfloat16().requires_grad_() for part in operands(2, 3, 130, 16)]
@@ -90,11 +117,13 @@ def test_threads_do_not_change_a_bit_and_entropies_are_left_out():
 def test_torch_computes_what_the_kernel_cannot(monkeypatch):
     parts = [part.detach() for part in operands(1, 2, 20, 8)[:3]]
     capped = normalised_attention(*parts, form="2quad", cap=2.0)
-    with FakeTensorMode():  # counted for memory
-        fake = [torch.empty(1, 2, 20, 8) for _ in range(3)]
-        assert fused_normalised_attention(*fake, form="power8").output.shape == (1, 2, 20, 8)
     monkeypatch.setattr(cpu_native, "attend", lambda *operands, **options: pytest.fail("the kernel has no caps"))
     assert fused_normalised_attention(*parts, form="2quad", cap=2.0).output.equal(capped.output)
     doubles = [part.double() for part in parts]
     exact = normalised_attention(*doubles, form="relu")
     assert fused_normalised_attention(*doubles, form="relu").output.equal(exact.output)
+    with FakeTensorMode():
+        fake = [torch.empty(1, 2, 20, 8) for _ in range(3)]
+        assert fused_normalised_attention(*fake, form="power8").output.shape == (1, 2, 20, 8)
+    mapped = torch.vmap(partial(fused_normalised_attention, form="2quad"))(*(part[None] for part in parts))
+    assert mapped.output[0].equal(normalised_attention(*parts, form="2quad").output)

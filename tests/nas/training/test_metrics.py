@@ -96,8 +96,9 @@ def test_moments_are_two_numbers_a_parameter_and_layers_computed_again_keep_what
     assert replace(again, activations=0) == replace(usual, activations=0)
 
 
-def test_activations_are_what_a_micro_batch_keeps_for_its_gradients():
-    made = candidate()
+@pytest.mark.parametrize("name", ["1xLSLGo-1xLSLRo", "1xLPLGo-1xLPLRo"])
+def test_activations_are_what_a_micro_batch_keeps_for_its_gradients(name):
+    made = candidate(name)
     objective = Objective(made, torch.Generator().manual_seed(0))
     parameter_addresses = {value.data_ptr() for value in objective.parameters()}
     kept = {}
@@ -114,7 +115,7 @@ def test_activations_are_what_a_micro_batch_keeps_for_its_gradients():
     )
     del result
     assert training_memory(made).activations == pytest.approx(expected, rel=0.02)  # another kernel of attention
-    doubled = candidate(scale=replace(SCALE, batch=8, micro_batch=8))
+    doubled = candidate(name, scale=replace(SCALE, batch=8, micro_batch=8))
     assert training_memory(doubled).activations > 1.9 * training_memory(made).activations
 
 
