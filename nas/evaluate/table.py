@@ -19,6 +19,7 @@ from nas.evaluate.tasks import METRICS, Task
 from nas.evaluate.texts import LONGEST_CYCLE, TAIL, collapses, first_difference
 
 SAMPLES = 2000  # bootstrap samples
+LEAST = 64  # tokens of a document or window whose change of perplexity is not due to a few tokens
 Numbers: TypeAlias = NDArray[np.float64]
 Answers: TypeAlias = Sequence[tuple[float, bool, int]]  # log-likelihood, greediness and tokens of each choice
 
@@ -30,7 +31,8 @@ class Row(NamedTuple):
     of_model: perplexity of a text, accuracy on a task from 0 to 1, or number of continuations that collapse. change: of
     perplexity, as a share of the parent's; otherwise of_model - of_parent. change_low, change_high: the ends of its
     95 % interval. kl_nats: KL(parent || model) in nats per token. agreement: top-1 agreement, or the share of items
-    with the same choice.
+    with the same choice. worst_change: largest change of the perplexity of a document or window of at least LEAST
+    tokens.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Row(NamedTuple):
     change_high: float | None
     kl_nats: float | None
     agreement: float | None
+    worst_change: float | None = None
 
 
 class Sums(NamedTuple):
@@ -168,6 +171,11 @@ def _change(columns: Numbers) -> Numbers:
     return np.asarray(np.expm1((columns[2] - columns[1]) / columns[0]))
 
 
+def _worst_change(units: Sequence[Sequence[float]]) -> float | None:
+    """Return the largest change of a unit's perplexity; None if none has LEAST tokens. units: fields of `Compared`."""
+    return max((float(_change(np.asarray(unit))) for unit in units if unit[0] >= LEAST), default=None)
+
+
 def text_lines(units: Mapping[str, Sequence[Sequence[float]]], kinds: Mapping[str, str]) -> list[str]:
     """Return the lines of the table of texts.
 
@@ -175,9 +183,10 @@ def text_lines(units: Mapping[str, Sequence[Sequence[float]]], kinds: Mapping[st
     """
     perplexities = ("perplexity, parent", "model", "change")
     compared = *perplexities, "KL(parent \\|\\| model), nats", "top-1 agreement"
-    lines = _head("text", "tokens", "resampled", *compared)
+    lines = _head("text", "tokens", "resampled", *compared, "largest change of one")
     for name, rows in units.items():
         sums = sums_of(rows)
+        worst = _worst_change(rows)
         cells = [
             name,
             f"{sums.whole[0]:,.0f}",
@@ -187,6 +196,7 @@ def text_lines(units: Mapping[str, Sequence[Sequence[float]]], kinds: Mapping[st
             shown("{:+.1%}", _change, sums),
             shown("{:.4f}", lambda part: part[3] / part[0], sums),
             shown("{:.1%}", lambda part: part[4] / part[0], sums),
+            "" if worst is None else f"{worst:+.0%}",
         ]
         lines.append(_row(*cells))
     return lines
@@ -201,7 +211,7 @@ def text_rows(units: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Row]:
         low, high = interval(_change(sums.samples.T)) if len(rows) > 1 else (None, None)
         perplexities = np.exp(parent / num_tokens), np.exp(model / num_tokens)
         parts = divergence / num_tokens, agreements / num_tokens
-        yield Row("text", name, int(num_tokens), *perplexities, change, low, high, *parts)
+        yield Row("text", name, int(num_tokens), *perplexities, change, low, high, *parts, _worst_change(rows))
 
 
 def writing_row(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]]) -> Row:

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,14 @@ def test_intervals_are_of_pairs():
     line = text_lines({"text": rows * [1, 0.1, 0.1, 1, 1]}, {"text": "documents"})[-1]
     assert "| +0.0% |" in line  # each sample has the same documents of both
     assert sums_of(rows).samples.shape == (2000, 5)
+    assert line.endswith("|  |")  # each has a single token
+
+
+def test_the_document_that_loses_most_is_told():
+    units = [(1000, 2000.0, 2000.0, 1.0, 900), (64, 128.0, 256.0, 1.0, 60), (63, 63.0, 630.0, 1.0, 60)]
+    assert text_lines({"text": units}, {"text": "documents"})[-1].endswith("| +639% |")  # e^2 - 1; 63 are too few
+    assert [row.worst_change for row in text_rows({"text": units})] == [pytest.approx(math.expm1(2))]
+    assert [row.worst_change for row in text_rows({"text": units[2:]})] == [None]
 
 
 def evaluated(*args: str) -> int:
