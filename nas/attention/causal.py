@@ -88,7 +88,7 @@ def is_native(values: Tensor) -> bool:
     """Whether to use C++: not under torch.compile or torch.export, which cannot see its ops, and not under vmap."""
     if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
         return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(values):
+    if torch._C._functorch.is_functorch_wrapped_tensor(values):  # by vmap
         return False
     return values.dtype in cpu_native.DTYPES and has_native(values.shape[-1])
 

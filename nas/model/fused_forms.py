@@ -1,7 +1,5 @@
 """Attention with what replaces softmax, for training: by the C++ kernel of exact attention where that can be used."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -36,8 +34,16 @@ def fused_normalised_attention(
     can be differentiated once.
     """
     if cap is not None or values.device.type != "cpu" or not is_native(values):
-        by_torch = partial(normalised_attention, form=form, bound=bound, cap=cap, temperature=temperature)
-        return by_torch(queries, keys, values, with_entropy=with_entropy)
+        return normalised_attention(
+            queries,
+            keys,
+            values,
+            form=form,
+            bound=bound,
+            cap=cap,
+            temperature=temperature,
+            with_entropy=with_entropy,
+        )
     dtype, (function, shift) = values.dtype, KERNELS[form]
     if temperature is not None or not queries.dtype == keys.dtype == values.dtype:
         queries, keys, values = upcast(queries, keys, values)
