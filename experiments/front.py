@@ -92,9 +92,8 @@ def models(searched: Run) -> list[Shown]:
     whole = price_architecture(architecture, searched.pricer, searched.workload, "folded").price
     shown = [Shown("parent", parent.notation, whole.latency_s, whole.sent_bytes, parent.perplexity)]
     for member in searched.front:
-        record = member.most_expensive
-        runs_as = record.deployed or record.placement
-        shown.append(Shown(member.arch_id, runs_as, record.latency_s, record.sent_bytes, member.perplexity))
+        runs_as = member.deployed or member.placement
+        shown.append(Shown(member.arch_id, runs_as, member.latency_s, member.sent_bytes, member.perplexity))
     return shown
 
 

@@ -159,9 +159,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
     """
     training = read_training(folder)
     candidate, scale = training.candidate, training.candidate.recipe.scale
-    last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
-    if last is None:
-        raise UserError(f"{folder} must have a whole checkpoint, but has none to export; train on with --resume.")
+    last = checkpoint.load_latest_of(folder, candidate)
     rungs = decode(TrainingProgress, last.progress, "the progress of a checkpoint").rungs
     rung = rungs[-1] if rungs else None
     result = Result(

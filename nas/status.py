@@ -56,7 +56,7 @@ def status(run: str) -> None:
 
 
 def _front_table(run: Run) -> Table:
-    marks = [summary.mark(member.mean_loss, run.ngrams) for member in run.front]
+    marks = [summary.mark(member.val_loss, run.ngrams) for member in run.front]
     title = ["Pareto front", f"~ {summary.IN_NOISE}", "* its price range crosses the budget"]
     title[1:1] = filter(None, [summary.spread_words(run.front)])
     table = Table(title="; ".join(title))

@@ -19,7 +19,7 @@ from costmodel.config.files import decode, dump, load_file
 from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
 from nas.conversion.parent import Parent, digest_of, require_fit
-from nas.conversion.pretrained import Pretrained, require_vocabulary
+from nas.conversion.pretrained import Pretrained
 from nas.conversion.transfer import transferred
 from nas.conversion.verified_fold import LOG_SUMS
 from nas.corpus.corpus import Corpus
@@ -30,7 +30,7 @@ from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
 from nas.model.weights import chosen_linears
 from nas.provenance import versions
-from nas.recipe.candidate import Candidate, candidate_at, candidate_id
+from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.overrides import RecipeChanges, add_recipe_flags, changed
 from nas.recipe.recipe import (
     SCALES,
@@ -46,7 +46,7 @@ from nas.report.progress import logged_to, share_progress
 from nas.report.summary import mark, ngram_lines
 from nas.run.config import NO_PARENT
 from nas.storage import RUNS, locked, newest, replace_file
-from nas.study.parent import deployable, find_initial, find_parent
+from nas.study.parent import deployable, find_parent
 from nas.study.resolve import training_corpus
 from nas.training import checkpoint
 from nas.training.batches import check, validate
@@ -200,7 +200,7 @@ def _prepared(
     """Return the candidate, its corpus, the folder of its training, and `train` with its weights and teacher."""
     rule = config.begin_of_text
     parent = None if config.parent is None else find_parent(config.parent, rule)
-    start = find_initial(config.init_from, rule) if config.init_from else None
+    start = find_parent(config.init_from, rule).model if config.init_from else None
     source = start if parent is None else parent.model
     if resumed is None:
         config = replace(config, recipe=on_device(config.recipe, device, _scale(config, parent)))
@@ -213,8 +213,6 @@ def _prepared(
     corpus, read = training_corpus(
         config.data, source, vocab_size=candidate.trained.vocab_size, seq_len=scale.seq_len, tokens=scale.tokens
     )
-    if source is not None:
-        require_vocabulary(source, str(config.parent or config.init_from), corpus)
     check(candidate, corpus)
     folder = resumed or _new_folder(config, output_dir, candidate, corpus, source, start or source, read)
     console.print(
@@ -239,9 +237,7 @@ def _out_of_range(candidate: Candidate, corpus: Corpus, folder: Path) -> tuple[s
     """Return a sentence for each layer of a finished training whose attention leaves the range of fixed point."""
     if LOG_SUMS.keys().isdisjoint(layer.attention for layer in candidate.trained.layers):
         return ()
-    last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
-    assert last is not None
-    return deployable(candidate, last, corpus)[2]
+    return deployable(candidate, checkpoint.load_latest_of(folder, candidate), corpus)[2]
 
 
 def _given_weights(

@@ -14,9 +14,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from nas.conversion.change_of_basis import inner_norm_linears, stream_readers, stream_writers
+from nas.conversion.change_of_basis import change_output, inner_norm_linears, stream_readers, stream_writers
 from search_spaces.architecture import Architecture
 from search_spaces.forms import LIVE_NORMS
 from search_spaces.inner import inner_epsilon
@@ -57,9 +58,7 @@ def with_inner_scales(
     for norm, kind, linear in inner_norm_linears(architecture):
         if kind in LIVE_NORMS and (factor := factors.get(norm, 1.0)) != 1:
             scales[norm] = scales.get(norm, 1.0) * factor
-            for parameter in (f"{linear}.weight", f"{linear}.bias"):
-                if parameter in new:
-                    new[parameter] = new[parameter] * factor
+            change_output(new, linear, torch.tensor(factor))
     return replace(architecture, inner_scales=tuple(scales.items())), new
 
 
@@ -76,10 +75,8 @@ def with_stream_scale(
     if "layernorm" in architecture.norms or architecture.block_facts.is_shaped:
         return architecture, new
     new["logits.weight"] = new["embed.weight"] if architecture.tied_embeddings else new["logits.weight"]
-    written = stream_writers(architecture, architecture.num_layers)
-    for parameter in (f"{node}.{suffix}" for node in written for suffix in ("weight", "bias")):
-        if parameter in new:
-            new[parameter] = new[parameter] * factor
+    for node in stream_writers(architecture, architecture.num_layers):
+        change_output(new, node, torch.tensor(factor))
     for norm, kind, linears in ("final_norm", architecture.final_norm, ["logits"]), *stream_readers(architecture):
         if kind not in LIVE_NORMS:
             for node in linears if kind == "none" else [norm]:

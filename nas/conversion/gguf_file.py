@@ -32,6 +32,7 @@ from nas.corpus.tokenizer import (
     KEPT_FILES,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
+    require_settings,
     template,
 )
 from search_spaces.architecture import Architecture
@@ -145,6 +146,8 @@ def _tokenizer(path: str) -> GivenTokenizer:
     with tokenizing(f"the tokenizer of {path!r}"):
         tokenizer = read_foreign(_what(path), load)
     end_of_text = tokenizer.id_to_token(values.get("tokenizer.ggml.eos_token_id", 2**32 - 1)) or END_OF_TEXT
+    for name in (TOKENIZER_CONFIG_FILE, GENERATION_FILE) if beside.is_file() else ():
+        require_settings(beside.with_name(name))
     found = {file.name: read_bytes(file, MOST_JSON) for file in map(beside.with_name, KEPT_FILES) if file.is_file()}
     files = _files_from_metadata(tokenizer, values) | (found if beside.is_file() else {})
     return GivenTokenizer(

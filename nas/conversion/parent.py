@@ -147,7 +147,7 @@ def parent_of(name: str, model: Pretrained, begin_of_text: str = OWN_RULE) -> Pa
     begin_of_text: `rule` of `with_begin_of_text`. Raises UserError if there is no tokenizer, or it lacks that token.
     """
     if model.tokenizer is None:
-        raise UserError(f"parent {name!r} must come with its tokenizer; put its tokenizer.json beside the weights.")
+        raise UserError(f"model {name!r} must come with its tokenizer; put its tokenizer.json beside the weights.")
     model = model._replace(tokenizer=with_begin_of_text(model.tokenizer, begin_of_text))
     return Parent(name, model, digest_of(model))
 

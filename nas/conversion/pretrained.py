@@ -19,7 +19,6 @@ from torch import Tensor
 from costmodel.config.files import MOST_WEIGHTS, read_bytes, read_json
 from costmodel.config.units import format_bytes
 from costmodel.errors import UserError
-from nas.corpus.corpus import Corpus
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.held_out import KEPT_TYPE, KeptWindows
 from nas.corpus.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, kept_tokenizer, write_tokenizer
@@ -172,19 +171,6 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(read_bytes(path, MOST_WEIGHTS)).hexdigest()
-
-
-def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
-    """Raise UserError if a model has no tokenizer, since `corpus` is then encoded with a tokenizer that is not its own.
-
-    An equal vocabulary size does not suffice: a tokenizer trained on the corpus gets that size too. path: name of the
-    model in the message.
-    """
-    if source.tokenizer is None:
-        raise UserError(
-            f"data {corpus.data!r} must be in the tokens of {path!r}, but is in those of {corpus.tokenizer}; put the "
-            f"tokenizer.json of the weights beside them."
-        )
 
 
 def require_memory(architecture: Architecture, path: str) -> None:

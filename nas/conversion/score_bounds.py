@@ -10,7 +10,7 @@ queries and bound are multiplied by the same number. That number is chosen for e
 logarithms of row sums is the middle of the range in LOG_SUMS; heads that share the gain of a query norm get one number.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from nas.model.mpc_friendly import positive_scores
 from nas.model.onednn import onednn_linears
 from nas.model.weights import load_deployed
 from nas.recipe.distillation import fitted_parts
+from search_spaces.architecture import Layer
 
 BOUNDING_TOKENS = 1 << 14  # about how many training tokens the bounds are set on
 FIT_TOKENS = 1 << 11  # about how many tokens the length of queries is fitted on
@@ -71,12 +72,13 @@ def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
     return {depth: observer.leave() for depth, observer in observers.items()}
 
 
-def unheld(farthest: Mapping[int, float], form: SoftmaxForm) -> tuple[int, ...]:
-    """Return the indices of layers whose row sums do not fit into LOG_SUMS[form].
+def unheld(farthest: Mapping[int, float], layers: Sequence[Layer], form: SoftmaxForm) -> tuple[int, ...]:
+    """Return the indices of layers with `form` whose row sums do not fit into LOG_SUMS[form].
 
-    farthest: result of `set_bounds` for layers with this form.
+    farthest: result of `set_bounds` for a model with these layers.
     """
-    return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= half_range(form))
+    held = half_range(form)
+    return tuple(depth for depth, apart in farthest.items() if layers[depth].attention == form and not apart <= held)
 
 
 def half_range(form: SoftmaxForm) -> float:
@@ -103,7 +105,7 @@ def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple
         few = tokens[-max(1, FIT_TOKENS // tokens.shape[1]) :]
         load_deployed(model, fitted_linears(parent.decoder(), model, parts, few))
     farthest = set_bounds(model, tokens)
-    return unheld({depth: farthest[depth] for depth, layer in enumerate(layers) if layer.attention == form}, form)
+    return unheld(farthest, layers, form)
 
 
 class _Observer:

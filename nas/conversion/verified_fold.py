@@ -19,6 +19,7 @@ from costmodel import ops
 from costmodel.execution import interpreter
 from costmodel.execution.arithmetic import Arithmetic
 from costmodel.execution.engine_arithmetic import ARITHMETICS
+from costmodel.execution.memory import last_readers
 from costmodel.execution.op_functions import SOFTMAX_FORMS, Array, evaluate, numpy_library, rounded_to
 from costmodel.ops import SoftmaxForm
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
@@ -303,7 +304,7 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
     """Run all sequences through the op graph, node by node; memory holds each output only until its last reader."""
     graph, library = lower(architecture, tokens.shape[1]), numpy_library()
     arrays = {name: value.numpy() for name, value in weights.items()}
-    last_reader = {name: node.name for node in graph for name in node.inputs}
+    spent = last_readers(graph.nodes)
     known: dict[str, list[Array]] = {}  # node -> output of every sequence
     largest, sums_share, broken = 0.0, 0.0, None
     inner = {norm: (0.0, math.inf) for norm, *_ in inner_norm_linears(architecture)}
@@ -329,9 +330,9 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
         if isinstance(node.op, ops.Softmax) and node.op.form in LOG_SUMS:
             sums_share = max(sums_share, *(_sums_share(node.op, source) for source in known[node.inputs[0]]))
         known[node.name] = [numbers.result(value) for value in values]
-        for name in {name for name in node.inputs if last_reader[name] == node.name}:
-            known.pop(name, None)  # tokens are not in it
         largest = max(largest, *(float(np.abs(value).max()) for value in known[node.name]))
+        for name in spent[node.name]:
+            del known[name]
     if engine is not None and broken is None and not engine.is_right(len(tokens)):
         broken = "too many results of a sequence would be wrong"
     return _Run(

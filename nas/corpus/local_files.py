@@ -148,9 +148,9 @@ def listed(folder: Path, split: Split | None, *, by_name: bool = False, has_card
             paths.append((relative, path))
     if has_card:
         are_tables = {relative: kinds[relative] in ROW_READERS for relative, _ in paths}
-        for relative, path in list(paths):
+        for relative, path in [each for each in paths if each[1].name == CARD]:
             others = {other: is_table for other, is_table in are_tables.items() if other != relative}
-            if path.name == CARD and is_card(relative, _read(path).decode("utf-8", "replace"), others):
+            if is_card(relative, _read(path).decode("utf-8", "replace"), others):
                 paths.remove((relative, path))
                 left_out.append(("of a data set's card", relative))
     held_out = {relative for relative, _ in paths if splits.get(relative) == "validation"}
@@ -342,12 +342,10 @@ def splits_by_name(names: Iterable[str]) -> dict[str, str]:
 
 
 def is_card(name: str, text: str, others: Mapping[str, bool]) -> bool:
-    """Whether a file is a data set's card: a README.md with a card's front matter, or with only tables beside or below.
+    """Whether a README.md is a data set's card: it has a card's front matter, or only tables beside or below it.
 
     name: relative path. text: contents. others: whether each other file is a table, by relative path.
     """
-    if PurePosixPath(name).name != CARD:
-        return False
     front = re.match(r"---\r?\n(.*?)\n---", text, re.DOTALL)
     if front and CARD_KEYS.search(front[1]):
         return True

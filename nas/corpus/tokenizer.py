@@ -165,7 +165,8 @@ def with_begin_of_text(given: GivenTokenizer, rule: str) -> GivenTokenizer:
     """
     if rule == OWN_RULE:
         return given
-    tokenizer = Tokenizer.from_str(given.json)
+    what = f"the tokenizer of {given.name or 'the model'}"
+    tokenizer = read_foreign_tokenizer(given.json, what)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     token = tokenizer.token_to_id(rule)
@@ -174,7 +175,8 @@ def with_begin_of_text(given: GivenTokenizer, rule: str) -> GivenTokenizer:
             f"--begin-of-text must be {OWN_RULE}, {NO_TOKEN} or a token of {given.name or 'the tokenizer'}, but got "
             f"{rule!r}."
         )
-    before, after = _around(tokenizer)
+    with tokenizing(what):
+        before, after = _around(tokenizer)
     wanted = () if rule == NO_TOKEN or token is None else (token,)
     if wanted == before:
         return given
@@ -232,12 +234,17 @@ def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
         end = eos.get("content") if isinstance(eos, dict) else eos  # in some models of transformers it is a mapping
         if not isinstance(end, str):
             raise UserError(f"{path} {rule}; restore it.")
-    path, rule = folder / GENERATION_FILE, "must be a mapping of settings for generation"
-    if path.is_file() and not isinstance(read_json(path, rule), dict):
-        raise UserError(f"{path} {rule}; restore it.")
+    require_settings(folder / GENERATION_FILE)
     files = tuple((name, read_bytes(folder / name, MOST_JSON)) for name in KEPT_FILES if (folder / name).is_file())
     content = read_text(folder / TOKENIZER_FILE, MOST_JSON)
     return GivenTokenizer(name=name, json=content, end_of_text=end, files=files)
+
+
+def require_settings(path: Path) -> None:
+    """Raise UserError if a file is there, but is no JSON mapping."""
+    rule = "must be a mapping of settings"
+    if path.is_file() and not isinstance(read_json(path, rule), dict):
+        raise UserError(f"{path} {rule}; restore it.")
 
 
 def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:

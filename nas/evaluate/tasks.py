@@ -59,12 +59,11 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A task. metric: a key of METRICS. num_items: number of items in its file; `items` may be a sample of them."""
+    """A task. metric: a key of METRICS. items: of its file, or a sample of them."""
 
     name: str
     metric: str
     items: tuple[Item, ...]
-    num_items: int
 
     @property
     def is_greedy(self) -> bool:
@@ -155,7 +154,7 @@ def _task(form: Form, most_items: int) -> Task:
     order = np.random.default_rng(0).permutation(len(choices))[:most_items]
     docs = [sorted(choices)[place] for place in sorted(order)]
     items = [_item(choices[doc], labels[doc], form.metric, f"{path}, doc_id {doc}") for doc in docs]
-    return Task(name=form.name, metric=form.metric, items=tuple(items), num_items=len(choices))
+    return Task(name=form.name, metric=form.metric, items=tuple(items))
 
 
 def _request(row: Any, where: str) -> tuple[int, int, tuple[str, str], Any]:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from costmodel.errors import UserError
 from nas.attention.reference import capped
 from nas.model.mpc_friendly import PiecewiseGelu
-from nas.model.self_attention import EXPORTED, Parts, Past, SelfAttention, ShapedSelfAttention, norm_of
+from nas.model.self_attention import EXPORTED, Parts, SelfAttention, ShapedSelfAttention, norm_of
 
 LEAKY_SLOPE_INIT = 1e-2  # arXiv 2501.03489, leaky ReLU study
 
@@ -59,13 +59,6 @@ class PlainDecoder(nn.Module):
         """Return the input of the vocabulary projection. stream: the output of the last layer."""
         normed: Tensor = self.final_norm(stream)
         return normed if self.logit_scale == 1 else normed * self.logit_scale
-
-    def step(self, tokens: Tensor, past: Past) -> Tensor:
-        """Return the logits after one more token of each sequence, batch x vocab, and extend `past` by that token.
-
-        tokens: batch, the next token of each sequence. Raises UserError if a sequence exceeds the context.
-        """
-        return self.logits_of(self.continued(tokens[:, None], past))[:, 0]
 
     def continued(self, tokens: Tensor, past: Any | None) -> Tensor:
         """Return the vocabulary projection's input for more tokens of each sequence, batch x T x d_model.

@@ -5,10 +5,10 @@ The parties run as processes of this machine, or each on its own machine, with `
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
@@ -210,9 +210,8 @@ def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_j
         print(line)
 
 
-def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit with its code."""
-    cli.run(private, prog="python -m nas.private", args=args)
+# (args=None): runs the command line and exits with its code
+main = partial(cli.run, private, "python -m nas.private")
 
 
 if __name__ == "__main__":

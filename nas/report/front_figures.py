@@ -143,7 +143,7 @@ def cost_figure(run: Run) -> PanelFigure:
     """Return stacked bars of predicted minutes per token by kind of op: for the front, the baselines and the parent."""
     named = {f"{number}  {label(member)}": member for number, member in enumerate(run.front, 1)}
     named |= {label(member): member for member in run.members if member.role == "baseline"}
-    forms = {name: run.priced_form(member.most_expensive) for name, member in named.items()}
+    forms = {name: run.priced_form(member) for name, member in named.items()}
     if run.parent is not None:
         given = parse(run.parent.notation, run.base).architecture
         forms[f"parent {run.parent.notation}"] = deployed(given) if run.config.cost_of == "folded" else given

@@ -153,7 +153,7 @@ def price_line(run: Run) -> str:
     """Return a line on the protocols and whom you must trust, and on what of the front `published` has no data for."""
     words = ""
     if "published" in run.config.protocols:
-        forms = [deployed_of(member.most_expensive, run.base) for member in run.front]
+        forms = [deployed_of(member, run.base) for member in run.front]
         (published,) = (pricer for pricer in run.pricers if pricer.protocol == "published")
         words = outside_data(published, (graph for form in forms for graph in run.workload.graphs(form)))
     named = ", and ".join(f"protocol {pricer.protocol} ({caption(pricer.trust)})" for pricer in run.pricers)
@@ -206,7 +206,7 @@ def infeasible_lines(run: Run) -> list[str]:
 
 
 def _described(member: TrainedMember) -> str:
-    folded = f" (folded: {member.deployed})" if member.deployed not in (None, member.first.placement) else ""
+    folded = f" (folded: {member.deployed})" if member.deployed not in (None, member.placement) else ""
     return (
         f"{member.arch_id} {member.notation}{folded}: perplexity {perplexity_text(member)}, "
         f"{format_seconds(member.latency_s)}, {sent_text(member)}"
@@ -225,13 +225,13 @@ def also_texts(member: TrainedMember) -> list[str]:
 
 
 def _knows(member: TrainedMember, ngrams: NgramBaseline | None) -> str:
-    return f"; {marked}" if (marked := mark(member.mean_loss, ngrams)) else ""
+    return f"; {marked}" if (marked := mark(member.val_loss, ngrams)) else ""
 
 
 def _baseline_lines(run: Run) -> list[str]:
     lines = []
     for baseline in (member for member in run.members if member.role == "baseline"):
-        outside = "" if is_feasible(baseline.most_expensive, run.budget) else " outside the budget"
+        outside = "" if is_feasible(baseline, run.budget) else " outside the budget"
         text = f"baseline{outside}: {_described(baseline)}{_knows(baseline, run.ngrams)}"
         if run.front:
             best = picked(run.front, "best")

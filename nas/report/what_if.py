@@ -74,7 +74,7 @@ def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None
     if protocol is not None and "," in protocol:
         raise UserError(f"--protocol must be one protocol here, but got {protocol}; give one at a time.")
     config = run.config
-    given = BudgetOptions(protocol=protocol or config.protocols[0], seq_len=seq_len or run.seq_len, **options)
+    given = BudgetOptions(protocol=protocol or config.protocols[0], **options)
     budget = parse_budget(given.budget_latency, given.budget_comm, given.budget_keys)
     if protocol is None or protocol in config.protocols:
         pricer = run_pricer(run.folder, config, given.protocol, given.network, given.testbed)
@@ -118,7 +118,7 @@ def what_if_table(what_if: WhatIf) -> Table:
     """Return a table of the members of the old and the new front, cheapest first, with new and old (`then`) costs."""
     old = {member.trial_id: member for member in what_if.run.members}
     table = Table(box=None, pad_edge=False)
-    marks = [mark(member.mean_loss, what_if.run.ngrams) for member in what_if.shown]
+    marks = [mark(member.val_loss, what_if.run.ngrams) for member in what_if.shown]
     headings = ["", "arch_id", "architecture", "perplexity", "latency", "then", "sent", "then", "front"]
     for heading in headings + ["floor"] * any(marks):
         table.add_column(

@@ -4,7 +4,6 @@ Records are flushed to disk before the run continues, so a killed run loses at m
 incomplete last line is dropped, with a warning, when the ledger is opened again.
 """
 
-import csv
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.corpus.ngrams import require_losses
 from nas.provenance import SCHEMA_VERSION as SCHEMA_VERSION
+from nas.storage import write_csv
 from search_spaces.architecture import Architecture
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse, parse_deployed
@@ -245,10 +245,7 @@ def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None
     )
 
 
-def write_csv(path: Path, written: Table) -> None:
+def write_table(path: Path, written: Table) -> None:
     """Write a table as CSV; the values of a tuple are separated by spaces."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(written.columns)
-        for row in written.rows:
-            writer.writerow([" ".join(map(str, value)) if isinstance(value, tuple) else value for value in row])
+    rows = ([" ".join(map(str, value)) if isinstance(value, tuple) else value for value in row] for row in written.rows)
+    write_csv(path, written.columns, rows)

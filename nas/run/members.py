@@ -63,11 +63,6 @@ class TrainedMember(Record):
         return self.latency_s, self.val_loss
 
     @property
-    def mean_loss(self) -> float:
-        """Mean validation loss over seeds, nats per token."""
-        return self.val_loss
-
-    @property
     def document_error(self) -> float | None:
         """Standard error of the mean loss over validation documents, nats; None without losses of two documents."""
         return intervals.document_error(self.documents)
@@ -83,7 +78,7 @@ class TrainedMember(Record):
         if self.standard_error is None:
             return None
         apart = ERRORS_APART * self.standard_error
-        return math.exp(self.mean_loss - apart), math.exp(self.mean_loss + apart)
+        return math.exp(self.val_loss - apart), math.exp(self.val_loss + apart)
 
     @property
     def second_loss(self) -> float | None:
@@ -144,7 +139,7 @@ def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
     """
     if (error := difference_error(member, other)) is None:
         return "not tested"
-    if abs(below := other.mean_loss - member.mean_loss) <= ERRORS_APART * error:
+    if abs(below := other.val_loss - member.val_loss) <= ERRORS_APART * error:
         return "no difference shown"
     return "better" if below > 0 else "worse"
 
@@ -209,7 +204,7 @@ def picked(front: Sequence[TrainedMember], choice: str) -> TrainedMember:
     """Return the knee of a front for `knee`, its member of lowest perplexity for `best`. front: at least one member."""
     if choice == "knee":
         return front[knee([member.point for member in front])]
-    return min(front, key=lambda member: member.mean_loss)
+    return min(front, key=lambda member: member.val_loss)
 
 
 def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
@@ -218,7 +213,7 @@ def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
     None if fewer than three members have both losses, or all losses on a corpus are equal.
     Source: Spearman 1904, "The proof and measurement of association between two things".
     """
-    losses = [(member.mean_loss, loss) for member in trained if (loss := member.second_loss) is not None]
+    losses = [(member.val_loss, loss) for member in trained if (loss := member.second_loss) is not None]
     if len(losses) < 3 or any(len(set(side)) == 1 for side in zip(*losses, strict=True)):
         return None
     first, second = (

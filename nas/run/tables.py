@@ -16,8 +16,8 @@ from search_spaces.architecture import dump_architecture
 
 def write_tables(run: Run) -> None:
     """Write the tables of a run and the architectures of its front, and replace old ones."""
-    ledger.write_csv(run.folder / "trials.csv", trial_table(run))
-    ledger.write_csv(run.folder / "pareto.csv", front_table(run))
+    ledger.write_table(run.folder / "trials.csv", trial_table(run))
+    ledger.write_table(run.folder / "pareto.csv", front_table(run))
     architectures = run.folder / "architectures"
     shutil.rmtree(architectures, ignore_errors=True)
     architectures.mkdir()
@@ -49,7 +49,7 @@ def front_table(run: Run) -> Table:
     `second_...` and `holds_on_first_alone` are about the second corpus.
     """
     front, neighbours = run.front, list(pairwise(run.front))
-    below = [cheaper.mean_loss - costlier.mean_loss for cheaper, costlier in neighbours]
+    below = [cheaper.val_loss - costlier.val_loss for cheaper, costlier in neighbours]
     return ledger.table(
         front,
         {
@@ -58,7 +58,7 @@ def front_table(run: Run) -> Table:
             "within_noise": in_noise(front),
             "nats_below_neighbour": [None, *below][: len(front)],
             "neighbour_error": [None, *(difference_error(*both) for both in neighbours)][: len(front)],
-            **_ngram_columns([member.mean_loss for member in front], run.ngrams),
+            **_ngram_columns([member.val_loss for member in front], run.ngrams),
             **_second_columns(run),
         },
     )
@@ -86,7 +86,7 @@ def _second_columns(run: Run) -> Mapping[str, Sequence[object]]:
 
 
 def _seed_columns(trained: Sequence[TrainedMember | None]) -> Mapping[str, Sequence[object]]:
-    names = {"num_seeds": "num_seeds", "num_diverged_seeds": "num_diverged", "mean_val_loss": "mean_loss"}
+    names = {"num_seeds": "num_seeds", "num_diverged_seeds": "num_diverged", "mean_val_loss": "val_loss"}
     names |= {name: name for name in ("seed_error", "document_error", "standard_error")}
     bounds = [member and member.perplexity_bounds for member in trained]
     return {

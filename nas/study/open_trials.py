@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -51,17 +50,16 @@ COST = "at most about 14 % of perplexity with half of the tokens, and 40 % with 
 
 
 def start_trials(
-    study: ResolvedStudy, console: Console, on_end: Callable[[Record], None], budget: TimeBudget | None = None
+    study: ResolvedStudy, console: Console, on_end: Callable[[Record], None], budget: TimeBudget
 ) -> Trials:
     """Write meta.json and run.yaml, score the parent's blocks if needed, and return the trials (`open_trials`).
 
-    on_end: called with the record of every trial that ended. budget: time budget, None for no limit; if it is too
-    short, candidates of a run without a ledger get fewer training tokens (`affordable`).
+    on_end: called with the record of every trial that ended. budget: time budget; if it is too short, candidates of a
+    run without a ledger get fewer training tokens (`affordable`).
 
     Raises UserError if saved block scores are damaged, and as `open_trials`; StoppedError if scoring is predicted to
     end after the time limit; OSError if a file cannot be written.
     """
-    budget = budget or TimeBudget(None, time.monotonic())
     write_meta(study.folder, study.meta)
     write_config(study.folder, study.config)
     blocks = _blocks(study, console, budget)

@@ -1,4 +1,4 @@
-"""Loads a parent, or another initial model, by its name on the command line; and the model of a checkpoint."""
+"""Loads a model by its name on the command line, and the model of a checkpoint."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,17 +7,16 @@ import torch
 from torch import Tensor
 
 from costmodel.errors import UserError
-from nas.conversion.parent import BUILTIN, Parent, load_initial, load_parent, parent_of, read_parent_architecture
+from nas.conversion.parent import BUILTIN, Parent, load_parent, parent_of, read_parent_architecture
 from nas.conversion.pretrained import Pretrained, read_tokenizer
 from nas.conversion.score_bounds import bounding_tokens, half_range, set_bounds, unheld
 from nas.conversion.verified_fold import LOG_SUMS
 from nas.corpus.corpus import Corpus, known_corpus
-from nas.corpus.documents import NO_TOKEN, OWN_RULE
+from nas.corpus.documents import OWN_RULE
 from nas.corpus.held_out import trained_on
-from nas.corpus.tokenizer import with_begin_of_text
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights, load_stored
-from nas.recipe.candidate import Candidate, candidate_id
+from nas.recipe.candidate import Candidate
 from nas.storage import RUNS, newest
 from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
@@ -51,21 +50,6 @@ def find_parent_settings(name: str) -> Parent:
     return Parent(name, Pretrained(read_parent_architecture(name), {}, None), UNREAD)
 
 
-def find_initial(name: str, begin_of_text: str = OWN_RULE) -> Pretrained:
-    """Load a model. name: as for `load_initial`, or the folder of a training of `nas.train`, or `latest` for the last.
-
-    begin_of_text: as for --begin-of-text. Raises UserError as `find_parent` does, but refuses a model without a
-    tokenizer only if `begin_of_text` names a token.
-    """
-    folder = _training(name)
-    found = load_initial(name) if folder is None else _trained(folder)
-    if found.tokenizer is None:
-        if begin_of_text not in (OWN_RULE, NO_TOKEN):
-            raise UserError(f"--begin-of-text needs the tokenizer of {name}, but it has none; leave it out.")
-        return found
-    return found._replace(tokenizer=with_begin_of_text(found.tokenizer, begin_of_text))
-
-
 def _training(name: str) -> Path | None:
     folder = newest(TRAINING_FILE) if name == "latest" else Path(name)
     if folder is None:
@@ -76,10 +60,7 @@ def _training(name: str) -> Path | None:
 def _trained(folder: Path) -> Pretrained:
     training = read_training(folder)
     candidate, corpus = training.candidate, known_corpus(training.corpus)
-    last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
-    if last is None:
-        raise UserError(f"{folder} must have a whole checkpoint, but has none; train on with --resume.")
-    architecture, weights, _ = deployable(candidate, last, corpus)
+    architecture, weights, _ = deployable(candidate, checkpoint.load_latest_of(folder, candidate), corpus)
     windows = None if corpus is None else trained_on(Path(corpus.folder))
     return Pretrained(architecture, weights, read_tokenizer(training_tokenizer(folder, training.corpus)), windows)
 
@@ -106,10 +87,7 @@ def deployable(
             )
         tokens = bounding_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
         farthest = set_bounds(model, tokens)
-    exact, powers = (
-        unheld({depth: apart for depth, apart in farthest.items() if layers[depth].attention == form}, form)
-        for form in LOG_SUMS
-    )
+    exact, powers = (unheld(farthest, layers, form) for form in LOG_SUMS)
     for depth in exact:
         layers[depth] = replace(layers[depth], attention="softmax")
     dropped = tuple(f"layers.{depth}.attention.bound." for depth in exact)

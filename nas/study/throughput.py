@@ -89,7 +89,7 @@ def shared_rates(candidate: Candidate, device: str, counts: Sequence[int]) -> di
         watchdog.start()
         try:
             for worker in workers:
-                _send(worker, pickle.dumps((_alone(candidate), device)))
+                _send(worker, pickle.dumps((candidate, device)))
             for worker in workers:
                 _answer(worker)
             rates = {}

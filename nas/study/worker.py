@@ -20,15 +20,14 @@ from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import Corpus
 from nas.malloc import keep_freed_memory, release_freed_memory
 from nas.model.decoder import Decoder
-from nas.recipe.candidate import Candidate, candidate_id
+from nas.recipe.candidate import Candidate
 from nas.run.folder import CONFIG_FILE, PARENT_FOLDER
 from nas.run.ledger import Record
 from nas.study.parent import deployable, trained_model
 from nas.study.time_budget import Pace, paced
 from nas.study.trials import RunHaltedError, Trial, over_timeout
-from nas.training import checkpoint
 from nas.training.batches import agreement, validate
-from nas.training.checkpoint import Checkpoint
+from nas.training.checkpoint import load_latest_of
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of
 from nas.training.memory import TooLargeError
@@ -142,17 +141,17 @@ def _checked(trial: Trial) -> dict[str, Any]:
     """Return the verified form of a completed trial, its losses on the second corpus, and agreement with the parent."""
     candidate, setting, scale = trial.candidate, trial.setting, trial.candidate.recipe.scale
 
-    def model(purpose: str) -> Decoder:
-        return trained_model(candidate, _latest(candidate, trial.folder, purpose)).eval().to(setting.device)
+    def model() -> Decoder:
+        return trained_model(candidate, load_latest_of(trial.folder, candidate)).eval().to(setting.device)
 
     checked: dict[str, Any] = {}
     if trial.record.deployed is not None:
         checked["verified"] = verified_form(candidate, setting.corpus, trial.folder, trial.record.protocol)
     if setting.second is not None:
-        checked["second"] = validate(model("validate"), setting.second, scale).documents
+        checked["second"] = validate(model(), setting.second, scale).documents
     if (parent := _parent(trial)) is not None:
         theirs = parent.decoder().to(setting.device)
-        checked["agreement"] = agreement(model("compare"), theirs, setting.corpus, scale)
+        checked["agreement"] = agreement(model(), theirs, setting.corpus, scale)
     return checked
 
 
@@ -162,9 +161,7 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path, protocol: 
     folder: the trial's folder. Raises UserError if it has no whole checkpoint of the candidate.
     """
     _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
-    latest = _latest(candidate, folder, "fold")
-    architecture, weights, left = deployable(candidate, latest, corpus)
-    del latest  # its moments take twice the memory of the weights
+    architecture, weights, left = deployable(candidate, load_latest_of(folder, candidate), corpus)
     folded, check = fold_as_far_as(architecture, weights, tokens, protocol)
     return VerifiedForm(
         architecture=at_dimensions(folded.architecture, candidate.architecture),
@@ -175,13 +172,6 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path, protocol: 
         top1_agreement=check.agreement,
         holds=check.passes,
     )
-
-
-def _latest(candidate: Candidate, folder: Path, purpose: str) -> Checkpoint:
-    latest = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
-    if latest is None:
-        raise UserError(f"{folder} must have a whole checkpoint to {purpose}, but has none; train the candidate again.")
-    return latest
 
 
 def _parent(trial: Trial) -> Parent | None:

@@ -101,10 +101,10 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = 
 
 
 @onednn_linears()
-def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale, tokens: int = COMPARED) -> Agreement:
-    """Compare a model with its parent, on one device. tokens: most validation tokens to use; `scale` may have fewer."""
+def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale) -> Agreement:
+    """Compare a model with its parent, on one device, on COMPARED validation tokens or, if fewer, those of `scale`."""
     device, divergence, num_equal, count = model.embed.weight.device, 0.0, 0, 0
-    for inputs, _ in validation_batches(corpus, scale, min(tokens, scale.validation_tokens)):
+    for inputs, _ in validation_batches(corpus, scale, min(COMPARED, scale.validation_tokens)):
         for _, (mine, wanted) in log_probabilities(model, parent, tokens=inputs.to(device)):
             divergence += functional.kl_div(mine, wanted, reduction="sum", log_target=True).item()
             num_equal += int((mine.argmax(dim=-1) == wanted.argmax(dim=-1)).sum())

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from costmodel.config.files import MOST_WEIGHTS, read_bytes, read_json
 from costmodel.errors import UserError
+from nas.recipe.candidate import Candidate, candidate_id
 from nas.storage import write_through
 from nas.training.outcome import Outcome, RungRecord
 
@@ -124,6 +125,14 @@ def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Check
     if _by_age(trial):
         warnings.warn(f"{trial} has no whole checkpoint left", stacklevel=2)
     return None
+
+
+def load_latest_of(trial: Path, candidate: Candidate) -> Checkpoint:
+    """Return the newest undamaged checkpoint; raise UserError if there is none, or it is of another candidate."""
+    latest = load_latest(trial, {"candidate": candidate_id(candidate)})
+    if latest is None:
+        raise UserError(f"{trial} must have a whole checkpoint, but has none; train on with --resume.")
+    return latest
 
 
 def _read(folder: Path) -> Checkpoint:

@@ -212,6 +212,10 @@ def test_a_flag_changes_the_rule_and_keeps_the_rest(kind: str, rule: str, begin:
     assert np.array_equal(before.encode([TEXTS[2]])[0], after.encode([TEXTS[2]])[0])
     with pytest.raises(UserError, match=r"--begin-of-text must be tokenizer, none or a token of .*, but got '<no>'"):
         with_begin_of_text(given, "<no>")
+    damaged = json.loads(given.json)
+    del damaged["model"]["vocab"]
+    with pytest.raises(UserError, match="^the tokenizer of .* must be"):
+        with_begin_of_text(replace(given, json=json.dumps(damaged)), rule if rule != "tokenizer" else "none")
 
 
 def test_a_prompt_begins_with_it_and_its_text_does_not_show_it() -> None:

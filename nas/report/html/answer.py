@@ -68,7 +68,7 @@ def answer_of(run: Run) -> dict[str, Any]:
         verdicts.append(f"price range {low} to {high} crosses the budget")
     place, knee = run.front.index(picked(run.front, "knee")), ""
     if (member := run.front[place]) is not best:
-        known = mark(member.mean_loss, run.ngrams)
+        known = mark(member.val_loss, run.ngrams)
         knee = (
             f"{member.notation} (no. {place + 1}): {format_seconds(member.latency_s)}, "
             f"perplexity {perplexity_text(member)}{known and f', {known}'}"
@@ -112,7 +112,7 @@ def marks_of(run: Run) -> list[str]:
     for member, inside in zip(run.front, in_noise(run.front), strict=True):
         noise = IN_NOISE if inside else ""
         price = "its price range crosses the budget" if crosses(member, run.budget) else ""
-        marks.append("; ".join(filter(None, (mark(member.mean_loss, run.ngrams), noise, price))))
+        marks.append("; ".join(filter(None, (mark(member.val_loss, run.ngrams), noise, price))))
     return marks
 
 
@@ -221,7 +221,7 @@ def _prices(run: Run) -> Iterator[str]:
             f"Seconds are predicted: over {run.pricer.range_over} they move by up to {max(widths):.1%} "
             f"(the front from {format_seconds(low)} to {format_seconds(high)})."
         )
-    forms = [run.priced_form(member.most_expensive) for member in run.front]
+    forms = [run.priced_form(member) for member in run.front]
     graphs = [graph for form in forms for graph in run.workload.graphs(form)]
     if words := outside_data(run.pricer, graphs):
         yield f"The front's prices are {words}."

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
 
+from costmodel.errors import UserError  # noqa: E402
 from costmodel.ops.rotary import RotaryScaling  # noqa: E402
 from nas.conversion import pretrained  # noqa: E402
 from nas.conversion.gguf_file import load_gguf  # noqa: E402
@@ -195,6 +196,9 @@ def test_its_tokenizer_is_that_of_the_metadata_or_beside_it(tmp_path: Path) -> N
     beside = load_gguf(str(path)).tokenizer
     assert beside is not None
     assert "<q>" in beside.json
+    (tmp_path / "generation_config.json").write_text("[1]")
+    with pytest.raises(UserError, match=r"generation_config\.json must be a mapping of settings; restore it"):
+        load_gguf(str(path))
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_the_first_difference():
 
 def test_the_table_of_a_task():
     items = tuple(Item(choices=(("q", "a"), ("q", "bbbb")), label=0) for _ in range(40))
-    task = Task(name="t", metric="acc_per_char", items=items, num_items=40)
+    task = Task(name="t", metric="acc_per_char", items=items)
     first, second = [(-2.0, False, 1), (-9.0, False, 2)], [(-2.0, False, 1), (-7.0, False, 2)]  # -2 to -2.25, to -1.75
     columns = task_columns(task, [first] * 36 + [second] * 3 + [None], [first] * 30 + [second] * 9 + [None])
     assert columns.sum(axis=0).tolist() == [39, 19.5, 36, 30, 6]
@@ -227,7 +227,7 @@ def test_the_table_of_a_task():
     guessing = columns.copy()
     guessing[:, 2] = [0, 1] * 19 + [0]
     assert "the parent guesses" in task_lines({task: guessing})[-1]
-    other = Task(name="u", metric="acc_per_char", items=items[:39], num_items=39)
+    other = Task(name="u", metric="acc_per_char", items=items[:39])
     assert task_lines({task: columns, other: guessing})[-1].startswith("| mean over tasks |  | 50.0% | 70.5% (")
     only, *_, mean = task_rows({task: columns, other: guessing})
     assert only[:5] == ("task", "t", 39, 36 / 39, 30 / 39)
@@ -379,7 +379,7 @@ def test_evaluations_share_a_file(tmp_path):
 def test_the_form_with_the_fewest_examples_is_run_and_a_sample_is_even(there, tmp_path):
     tasks, others = read_tasks(str(there / "tasks"), [], 3)
     names = ["last/bpb", "quiz/rc_0shot"]
-    assert [(task.name, len(task.items), task.num_items) for task in tasks] == [(name, 3, 5) for name in names]
+    assert [(task.name, len(task.items)) for task in tasks] == [(name, 3) for name in names]
     assert others == ["code/bpb"]
     for only, chosen in (("quiz", ["quiz/rc_0shot"]), ("quiz/*", ["quiz/rc_0shot", "quiz/rc_5shot"])):
         assert [task.name for task in read_tasks(str(there / "tasks"), [only], 3)[0]] == chosen

@@ -68,7 +68,7 @@ def test_every_completed_trial_costs_what_estimate_says(priced):
         trial = after.first
         assert (trial.latency_s, trial.sent_bytes, trial.rounds) == (whole.latency_s, whole.sent_bytes, whole.rounds)
         assert (trial.protocol, trial.network, trial.cost_model_id) == ("semi2k", "wan", SEMI2K.cost_model_id)
-        assert (after.mean_loss, after.trial_id, after.role) == (before.mean_loss, before.trial_id, before.role)
+        assert (after.val_loss, after.trial_id, after.role) == (before.val_loss, before.trial_id, before.role)
 
 
 def test_the_runs_workload_is_priced(make_run, records):

@@ -15,7 +15,7 @@ def path(tmp_path, make_record):
 def test_a_ledger_is_read_back_and_its_csv_has_a_row_per_record(path, tmp_path, make_record):
     ledger.append(path, *(written := [make_record(0, event="started", status="running"), make_record(1, flags=("x",))]))
     assert ledger.read(path) == (make_record(0), *written)
-    ledger.write_csv(tmp_path / "trials.csv", ledger.table([make_record(0), make_record(1)]))
+    ledger.write_table(tmp_path / "trials.csv", ledger.table([make_record(0), make_record(1)]))
     lines = (tmp_path / "trials.csv").read_text().splitlines()
     assert len(lines) == 3
     assert "versions" not in lines[0]

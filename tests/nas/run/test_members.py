@@ -30,7 +30,7 @@ def test_a_member_is_all_seeds_of_a_candidate_which_a_summary_counts_apart(over_
     records = [*over_seeds(0, 3.0, 3.1, 3.4), *over_seeds(1, 2.0), *over_seeds(2, None)]
     repeated, single = members(records)
     assert [trial.seed for trial in repeated.trials] == [0, 1, 2]
-    assert repeated.mean_loss == pytest.approx(np.mean([3.0, 3.1, 3.4]))
+    assert repeated.val_loss == pytest.approx(np.mean([3.0, 3.1, 3.4]))
     assert repeated.perplexity == pytest.approx(math.exp(9.5 / 3))
     assert repeated.standard_error == pytest.approx(np.std([3.0, 3.1, 3.4], ddof=1) / math.sqrt(3))
     assert single.standard_error == pytest.approx(np.std([3.0, 3.1, 3.4], ddof=1))  # that of the others

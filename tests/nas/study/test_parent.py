@@ -20,7 +20,7 @@ from nas.report.html import page
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import PARENT_FOLDER, ParentResult, read_meta, write_meta
 from nas.study.meta import FEW_TOKENS, new_meta, opening_lines, parent_result, start_line
-from nas.study.parent import find_initial, find_parent
+from nas.study.parent import find_parent
 from nas.study.resolve import ONE_KIND, training_corpus, usual_parent
 from nas.study.run_study import _closing, report_line
 from nas.study.time_budget import TimeBudget
@@ -101,10 +101,6 @@ def test_a_training_is_a_parent_by_its_folder_or_as_the_latest(source_files, tmp
     assert (parent.name, parent.distillation.placement) == ("runs/one", "2xLSLGo")
     assert parent.digest == find_parent(str(folder)).digest
     assert parent.model.windows is not None
-    assert parent.model.tokenizer == find_initial(str(folder)).tokenizer
-    monkeypatch.setattr("nas.study.parent._trained", lambda folder: parent.model._replace(tokenizer=None))
-    with pytest.raises(UserError, match="--begin-of-text needs the tokenizer of .*one, but it has none"):
-        find_initial(str(folder), "<s>")
     made = training_export(folder).weights
     assert all(made[name].equal(value) for name, value in parent.model.weights.items())
 
