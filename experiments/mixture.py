@@ -226,12 +226,6 @@ def _files(paths: Iterable[Path]) -> Iterator[Document]:
         yield f"{path.parent.name}-{path.stem}", _read(path)
 
 
-def _pod(paths: Iterable[Path]) -> Iterator[Document]:
-    """Perl's documentation, without its markup."""
-    for name, text in _files(paths):
-        yield name, re.sub(r"[A-Z]<+([^<>]*)>+", r"\1", re.sub(r"(?m)^=\w+ ?", "", text))
-
-
 def _dictionary(paths: Iterable[Path]) -> Iterator[Document]:
     """Entries of a dictionary in dictd's format, ENTRIES in a document."""
     for path in paths:
@@ -310,7 +304,6 @@ READERS: dict[str, Callable[[Iterable[Path]], Iterator[Document]]] = {
     "docstrings": lambda _: chain.from_iterable(map(docstrings, DOCUMENTED)),
     "files": _files,
     "pages": _pages,
-    "pod": _pod,
     "quotations": _quotations,
     "r-strings": _r_strings,
     "stdlib": _stdlib,

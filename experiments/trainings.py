@@ -46,7 +46,8 @@ class Plan:
         name: For reports and tables.
         base, dimensions, rows: A named base, changes of its dimensions, and names of architectures on it.
         parent: Where candidates start: `builtin`, a file or a folder.
-        committed: A file of outcomes in `experiments/data`; None if there is none.
+        data: As for --data.
+        committed: A file of outcomes in `experiments/data`.
     """
 
     name: str
@@ -56,8 +57,8 @@ class Plan:
     rows: tuple[str, ...]
     seeds: tuple[int, ...]
     parent: str
-    data: str = "stdlib"
-    committed: str | None = None
+    data: str
+    committed: str
 
 
 class Job(NamedTuple):
@@ -155,7 +156,7 @@ def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
         for seed in plan.seeds
         for row in plan.rows
     }
-    committed = read_outcomes(DATA / plan.committed) if plan.committed else []
+    committed = read_outcomes(DATA / plan.committed)
     saved = read_outcomes(folder / OUTCOMES_FILE) if (folder / OUTCOMES_FILE).exists() else []
     known, earlier = ({record.key: record.ended for record in records} for records in (committed, saved))
     # an outcome without its folder has no diagnostics

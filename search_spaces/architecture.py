@@ -87,6 +87,7 @@ class Layer:
 
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")
 CAPS = ("score_cap", "logit_cap")
+OF_FEWER_HEADS = ("none", "softmax-half")  # attention forms without some or all heads
 EPSILONS = ("norm_epsilon", "inner_norm_epsilon")
 LEAST = {"rotary_base": 1.0, **dict.fromkeys((*EPSILONS, "score_scale", *SCALES, *CAPS), 0.0)}  # exclusive
 
@@ -193,7 +194,7 @@ class Architecture:
                 f"block {self.block!r} passes slices of the stream on, so its heads are d_model / num_heads wide and "
                 "have keys of their own; leave `num_kv_heads` and `head_size` out."
             )
-        if self.block_facts.is_shaped and any(layer.attention in ("none", "softmax-half") for layer in self.layers):
+        if self.block_facts.is_shaped and any(layer.attention in OF_FEWER_HEADS for layer in self.layers):
             raise UserError(
                 f"block {self.block!r} passes the stream on through all its heads, so no layer of it can have "
                 "attention 'none' or 'softmax-half'; use another block."
@@ -375,18 +376,24 @@ def arch_id(architecture: Architecture) -> str:
 
 
 def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context: int) -> Architecture:
-    """Return the architecture at other sizes; `d_ff` and `head_size` keep their ratios to `d_model`, rounded down.
+    """Return the architecture at other sizes; `d_ff`, `head_size` and `rotary_features` keep their ratios to `d_model`.
 
-    Both are at least 1. Raises UserError for sizes that `Architecture` refuses.
+    They are rounded down to at least 1, and `rotary_features`, which are rotated in pairs, to an even number of at
+    least 2. Raises UserError for sizes that `Architecture` refuses.
     """
 
     def resized(width: int) -> int:
         return max(1, width * d_model // architecture.d_model)
 
-    head_size = None if architecture.head_size is None else resized(architecture.head_size)
-    d_ff = resized(architecture.d_ff)
+    head_size, rotated = architecture.head_size, architecture.rotary_features
     return replace(
-        architecture, d_model=d_model, d_ff=d_ff, head_size=head_size, vocab_size=vocab_size, context=context
+        architecture,
+        d_model=d_model,
+        d_ff=resized(architecture.d_ff),
+        head_size=None if head_size is None else resized(head_size),
+        rotary_features=None if rotated is None else max(2, resized(rotated) // 2 * 2),
+        vocab_size=vocab_size,
+        context=context,
     )
 
 

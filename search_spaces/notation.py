@@ -132,10 +132,7 @@ def parse_deployed(text: str, base: Architecture) -> Architecture:
 
 
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
-    """Return the name from the papers if there is one, else layer codes.
-
-    `parse`, or `parse_deployed` for a folded architecture, reads it back with the same base.
-    """
+    """Return the name from the papers if there is one, else layer codes; `parse` reads it back with the same base."""
     text = _paper_name(architecture) or placement(architecture)
     if wrapper := architecture.block_facts.wrapper:
         text = f"{wrapper}({text})"
@@ -143,7 +140,10 @@ def name_of(architecture: Architecture, *, entropy_regularised: bool = False) ->
 
 
 def placement(architecture: Architecture) -> str:
-    """Return the layer codes, one group for equal neighbours, and the final norm's letter where `parse` needs it."""
+    """Return the layer codes, one group for equal neighbours, and the final norm's letter where `parse` needs it.
+
+    `parse`, or `parse_deployed` for a folded architecture, reads them back with the same base.
+    """
     words = ("".join(table[getattr(layer, kind)] for kind, table in LETTERS.items()) for layer in architecture.layers)
     words = (word[:USUAL] if word[USUAL:] == "oo" else word for word in words)
     groups = [f"{len(list(run))}x{letters}" for letters, run in groupby(words)]

@@ -11,7 +11,6 @@ times in a separate engine session, after a warm-up. A model's first op usually 
 on runs of whole models.
 """
 
-import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -184,11 +183,11 @@ def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Ma
         return abs(sum(values[unit] * count for unit, count in rows[index].items()) / seconds[index] - 1)
 
     rows = [{FIXED: 1, **units} for units in works]
-    values = fit(rows, seconds, worst=math.inf, fixed=known)
+    values = fit(rows, seconds, known)
     held_out = []
     for index in range(len(rows)):
         others = [*rows[:index], *rows[index + 1 :]], [*seconds[:index], *seconds[index + 1 :]]
-        held_out.append(error(fit(*others, worst=math.inf, fixed=known), index))
+        held_out.append(error(fit(*others, known), index))
     return KindSeconds(
         fixed_s=values[FIXED],
         per_unit_s={unit: values[unit] for unit in works[0]},

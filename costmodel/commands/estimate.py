@@ -5,6 +5,7 @@ import math
 from typing import Any, Literal
 
 from costmodel.config.units import format_bytes, parse_bytes
+from costmodel.cost import Budget
 from costmodel.errors import InfeasibleError, UserError
 from costmodel.pricing.price import price
 from costmodel.report.tables import print_blocks, print_csv
@@ -37,9 +38,8 @@ def estimate(
     if budget_keys is not None:
         most, key_bytes = parse_bytes(budget_keys, "--budget-keys"), priced.total.key_bytes
         protocol = priced.estimate.protocol
-        if key_bytes is None:
-            raise UserError(f"--budget-keys is of a dealer's keys, but protocol {protocol} has none; leave it out.")
-        if key_bytes > most:
+        Budget(key_bytes=most).check_keys(protocol, has_keys=key_bytes is not None)
+        if key_bytes is not None and key_bytes > most:
             raise InfeasibleError(
                 f"{priced.name} takes {format_bytes(key_bytes)} of keys a party under {protocol}, but --budget-keys is "
                 f"{format_bytes(most)}; shorten the prompt or take a cheaper placement."

@@ -61,8 +61,8 @@ class Halves(NamedTuple):
 def halves(graph: OpGraph, num_layers: int) -> Halves:
     """Return the two parts of a graph, cut after its embedding and its first `num_layers` layers.
 
-    A UserError is raised if `num_layers` is negative or the graph has fewer layers, or if `private` would read several
-    outputs of `client`.
+    A UserError is raised if `num_layers` is negative or the graph has fewer layers, or if `private` would be empty or
+    read several outputs of `client`.
     """
     most = 1 + _last_layer(graph)
     if not 0 <= num_layers <= most:
@@ -74,6 +74,8 @@ def halves(graph: OpGraph, num_layers: int) -> Halves:
     ours = {node.name for node in graph if node.layer in layers}
     client = [node for node in graph if node.name in ours]
     private = [node for node in graph if node.name not in ours]
+    if not private:
+        raise UserError(f"`client_layers` must leave ops to run privately, but got {num_layers}, all of the model.")
     stream, *others = dict.fromkeys(name for node in private for name in node.inputs if name in ours)
     if others:
         raise UserError(

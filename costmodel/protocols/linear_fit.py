@@ -17,54 +17,28 @@ from costmodel.errors import UserError
 
 Counts = Mapping[str, int]
 Array = NDArray[np.float64]
-SLACK = 1e-9  # relative slack of the second solve of `fit`, which the optimum of the first one bounds
 
 
-def fit(
-    rows: Sequence[Counts],
-    targets: Sequence[float],
-    worst: float,
-    fixed: Mapping[str, float],
-) -> dict[str, float]:
+def fit(rows: Sequence[Counts], targets: Sequence[float], fixed: Mapping[str, float]) -> dict[str, float]:
     """Return the coefficient of every term by the term's name, the fixed coefficients included.
 
-    Fitted coefficients are >= 0. Among all such coefficients with a relative error of at most `worst` on every row,
-    these have the least mean relative error.
+    Among all coefficients >= 0, the fitted ones have the least mean relative error over the rows.
 
     Args:
         rows, targets: Counts of terms in each row, and each row's measured value. Fitted are the terms of the first row
             that are not in `fixed`; every row must have these and the fixed terms. A term that is 0 in all rows gets 0.
-        worst: Greatest relative error allowed on a row; if no coefficients satisfy it, the least bound that some
-            coefficients satisfy is used instead.
         fixed: Coefficients that are given and not fitted, by term.
     """
     terms = [term for term in rows[0] if term not in fixed]
     matrix, column_scale = _scaled(rows, targets, terms)
     given = [sum(fixed[term] * row[term] for term in fixed) for row in rows]
     rest = 1.0 - np.array(given) / np.array(targets)
-    num_rows, num_terms = matrix.shape
-    least_worst = _solve(matrix, rest, np.r_[np.zeros(num_terms + num_rows), 1.0], np.inf)[-1]
-    mean = np.r_[np.zeros(num_terms), np.full(num_rows, 1.0 / num_rows), 0.0]
-    solution = _solve(matrix, rest, mean, max(worst, least_worst * (1 + SLACK)))
-    values = solution[:num_terms] / column_scale
-    return {**fixed, **dict(zip(terms, map(float, values), strict=True))}
-
-
-def _solve(matrix: Array, rest: Array, objective: Array, worst: float) -> Array:
-    """Minimise over (coefficients, error of each row, greatest error), with the last <= `worst`."""
-    num_rows, num_terms = matrix.shape
-    identity, zeros = np.eye(num_rows), np.zeros((num_rows, 1))
-    limits = np.block(
-        [
-            [matrix, -identity, zeros],  # above the target
-            [-matrix, -identity, zeros],  # below it
-            [np.zeros((num_rows, num_terms)), identity, zeros - 1.0],  # beyond the greatest
-        ]
-    )
-    bounds = [(0.0, None)] * (num_terms + num_rows) + [(0.0, worst)]
-    result = linprog(objective, limits, np.r_[rest, -rest, np.zeros(num_rows)], bounds=bounds, method="highs")
+    num_rows, num_terms = matrix.shape  # the variables are the coefficients and the error of each row
+    objective = np.r_[np.zeros(num_terms), np.full(num_rows, 1.0 / num_rows)]
+    errors = -np.eye(num_rows)
+    result = linprog(objective, np.block([[matrix, errors], [-matrix, errors]]), np.r_[rest, -rest], method="highs")
     assert result.success, result.message
-    return np.asarray(result.x, dtype=np.float64)
+    return {**fixed, **dict(zip(terms, map(float, result.x[:num_terms] / column_scale), strict=True))}
 
 
 def extremes(

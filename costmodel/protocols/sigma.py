@@ -27,7 +27,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import cost_model_id
 from costmodel.network import Network, load_network
 from costmodel.ops import KeyValueCache, Node, Op
-from costmodel.protocols.derived import ByFormula, on_grid
+from costmodel.protocols.derived import ByFormula
 from costmodel.protocols.primitives import Comm
 from costmodel.protocols.sigma_primitives import NUM_PARTIES, SigmaSetting
 from costmodel.protocols.sigma_programs import comm
@@ -133,9 +133,6 @@ class Sigma(ByFormula):
         return comm(op, self.setting)
 
     def op_s(self, op: Op, cost: Comm) -> float:
-        return on_grid(self._seconds(op, cost))
-
-    def _seconds(self, op: Op, cost: Comm) -> float:
         per_unit_s = self.testbed.classes[class_of(op)].per_unit_s
         return sum(per_unit_s[unit] * count for unit, count in work(op, cost).items())
 
@@ -144,7 +141,7 @@ class Sigma(ByFormula):
         fitted, counts = self.testbed.classes[class_of(op)], work(op, cost)
         below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
         doublings = math.log2(max(self.extrapolation(op), *below, 1.0))
-        return self._seconds(op, cost) * fitted.held_out_error * (1 + doublings)
+        return self.op_s(op, cost) * fitted.held_out_error * (1 + doublings)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """Return, in words, a graph's types of op that are larger than the fitted ops, and a KV cache if it has one."""

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 from rich.table import Table
@@ -96,10 +95,15 @@ def price_numbers(price: Price) -> dict[str, float | int | None]:
     return {key: values[key] for key in PRICE_KEYS}
 
 
+def _price_and_end(part: tuple[Any, Price]) -> tuple[Price, str]:
+    """Return the price of a layer, and `embed` or `head`, which are never one line with others."""
+    return part[1], part[0] if isinstance(part[0], str) else ""
+
+
 def estimate_tables(estimate: Estimate) -> list[Table]:
     """Return a table of costs by layer, in which equal neighbours share a line, and one by type of op."""
     layers = []
-    for price, group in groupby(estimate.by_layer, key=itemgetter(1)):
+    for (price, _), group in groupby(estimate.by_layer, key=_price_and_end):
         alike = [layer for layer, _ in group]
         one = {"embed": "embedding", "head": "head (vocabulary projection)"}.get(str(alike[0]), f"layer {alike[0]}")
         title = one if len(alike) == 1 else f"layers {alike[0]} to {alike[-1]}"

@@ -40,7 +40,6 @@ def savings(
     *,
     prompt_len: int,
     new_tokens: int = 1,
-    context: int | None = None,
     makes_masks: bool = False,
 ) -> tuple[Saving, ...]:
     """Return savings in the order of their use; each lowers the latency left by then by a share of at least `LEAST`.
@@ -51,7 +50,6 @@ def savings(
 
     Args:
         whole: Function that returns the op graph for a number of prompt tokens, before deployment.
-        context: Number of tokens that the model can read; None if only `whole` checks it.
         makes_masks: Whether the first run makes the masks that later runs reuse.
     """
     known: dict[Any, Price] = {}  # layers and choices repeat ops
@@ -61,7 +59,7 @@ def savings(
         setting = {name: value for name, value in changes.items() if name not in how}
         try:
             ours, run_as = _with_setting(pricer, setting), replace(deployment, **how)
-            runs = generation(whole, prompt_len=prompt_len, new_tokens=new_tokens, deployment=run_as, context=context)
+            runs = generation(whole, prompt_len=prompt_len, new_tokens=new_tokens, deployment=run_as)
             prices = []
             for starts, run in zip((makes_masks, *[False] * len(runs)), runs, strict=False):
                 by, key = ours.of_first_run if starts else ours, (str(setting), starts)

@@ -314,7 +314,9 @@ def _named(program: Program, recognised: dict[FxNode, TracedOps], leaves: set[st
             for source in step.inputs:
                 made, columns = (source, None) if isinstance(source, TracedOp) else _made(program, source, names)
                 if columns is not None and (made, columns) not in names:
-                    names[made, columns] = f"{names[made]}.columns_{columns.first}"
+                    stem = f"{names[made]}.columns_{columns.first}"
+                    names[made, columns] = next(name for name in _candidates(stem, stem) if name not in taken)
+                    taken.add(names[made, columns])
                     nodes.append(Node(name=names[made, columns], layer=layer, op=columns, inputs=(names[made],)))
                 inputs.append(names[made if columns is None else (made, columns)])
             nodes.append(Node(name=name, layer=layer, op=step.op, inputs=tuple(inputs)))

@@ -28,7 +28,7 @@ from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.intervals import Documents
 from nas.storage import RUNS, newest, replace_file
-from search_spaces.architecture import Architecture, canonical, num_heads
+from search_spaces.architecture import OF_FEWER_HEADS, Architecture, canonical, num_heads
 from search_spaces.bases import OWN
 from search_spaces.forms import FFNS, Attention, Ffn, Norm
 from search_spaces.inner import inner_choices
@@ -232,6 +232,7 @@ def own_space(parent: Architecture) -> SearchSpace:
     layer = parent.layers[0]
     is_gated = FFNS[layer.ffn].is_gated
     halved = num_heads(parent, replace(layer, attention="softmax-half")) < parent.num_heads  # not with one key head
+    refused = OF_FEWER_HEADS if parent.block_facts.is_shaped else () if halved else ("softmax-half",)
     activations = [ffn for ffn, form in FFNS.items() if form.replaces and form.is_gated == is_gated]
 
     def norms(norm: Norm) -> tuple[Norm, ...]:
@@ -240,7 +241,7 @@ def own_space(parent: Architecture) -> SearchSpace:
 
     choices = Choices(
         norm1=norms(layer.norm1),
-        attention=tuple(form for form in FORMS if halved or form != "softmax-half"),
+        attention=tuple(form for form in FORMS if form not in refused),
         norm2=norms(layer.norm2),
         ffn=tuple(dict.fromkeys((layer.ffn, *activations, *LINEAR))),
         stabiliser=("none",),

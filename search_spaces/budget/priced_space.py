@@ -221,6 +221,8 @@ def most_expensive(priced: PricedSpace, measure: Measure = "latency_s") -> Membe
 
 
 def _extreme(priced: PricedSpace, measure: Measure, pick: Callable[..., Vertex]) -> Member:
+    if measure == "key_bytes" and not priced.pricer.has_keys:
+        raise UserError(f"`measure` must not be key_bytes, since protocol {priced.pricer.protocol} has no keys.")
     graph, other = priced.space.graph, "sent_bytes" if measure == "latency_s" else "latency_s"
     costs: dict[Vertex, tuple[float, float]] = {}
     onward: dict[Vertex, Vertex] = {}
@@ -308,8 +310,9 @@ def _reason(prices: LayerPrices, kind: str, choice: str, usual: Mapping[str, str
     """Return why a choice has no price, or None. usual: choices that have one, for the rest of the layer."""
     # a layer whose other parts always have a cost; a norm is the same op before either sub-layer
     place = "norm2" if kind == "norm1" else kind
+    least = "softmax" if prices.base.block_facts.is_shaped else "none"  # such a block needs its attention
     bare: dict[str, Any] = {
-        "attention": usual["attention"] if place == "inner1" else "none",
+        "attention": usual["attention"] if place == "inner1" else least,
         "ffn": "identity" if place in ("norm2", "stabiliser", "inner2") else "none",
     }
     if bare["attention"] == "none" and place == "inner1":
@@ -357,6 +360,5 @@ def cheaper(architecture: Architecture, pricer: Pricer, workload: Workload, cost
         workload.deployment,
         prompt_len=workload.prompt_len,
         new_tokens=workload.new_tokens,
-        context=architecture.context,
         makes_masks=workload.new_tokens > 1,
     )

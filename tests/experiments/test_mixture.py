@@ -101,7 +101,6 @@ def test_a_package_that_cannot_be_downloaded_is_named(packages, monkeypatch):
 @pytest.mark.parametrize(
     ("reader", "content", "text"),
     [
-        ("pod", b"=head1 NAME\n\nB<perl> - a C<language>", "NAME\n\nperl - a language"),
         ("dictionary", b"{Tree}\n   a plant\n\nRiver\n   water", "Tree\na plant\n\nRiver\nwater"),
         ("quotations", b"One.\n%\nTwo.\n%\n", "One.\n\nTwo.\n\n"),
         ("dialogues", b'message= _ "<b>Say</b> ""no""."\nname=x\nstory=_ "Then."', 'Say "no".\n\nThen.'),

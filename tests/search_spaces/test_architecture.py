@@ -113,6 +113,10 @@ def test_dimensions_and_forms_override_those_of_the_base_and_keep_the_ffn_ratio(
     proxy = scaled(BASES["gpt2-small"], d_model=96, vocab_size=512, context=64)
     assert (proxy.d_model, proxy.d_ff, proxy.vocab_size, proxy.context, proxy.num_heads) == (96, 384, 512, 64, 12)
     assert proxy.layers == BASES["gpt2-small"].layers
+    partly = replace(BASES["smollm2-135m"], rotary_features=48)
+    sizes = {36: 2, 144: 12}  # 3/4 of a head of 4 and of 16 features, in pairs
+    for d_model, rotated in sizes.items():
+        assert scaled(partly, d_model=d_model, vocab_size=512, context=64).rotary_features == rotated
 
 
 def sized(**dimensions):

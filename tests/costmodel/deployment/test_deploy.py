@@ -285,6 +285,13 @@ def test_layers_that_the_client_cannot_have_are_refused(num_layers):
         lower(CLIENT_MODEL, 8, Deployment(client_layers=num_layers))
 
 
+def test_a_model_of_layers_alone_leaves_ops_to_run_privately():
+    graph = lower(CLIENT_MODEL, 8)
+    layers = tuple(node for node in graph if node.layer != "head")
+    with pytest.raises(ValueError, match="must leave ops to run privately, but got 3, all of the model"):
+        halves(replace(graph, nodes=layers), 3)
+
+
 def test_what_reads_the_embedding_again_is_not_cut():
     graph = lower(CLIENT_MODEL, 8)
     again = tuple(replace(node, inputs=("embed",)) if node.name == "layers.2.ffn.up" else node for node in graph)

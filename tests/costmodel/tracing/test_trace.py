@@ -193,6 +193,14 @@ def test_columns_that_two_ops_read_are_taken_once():
     assert [type(op) for op in middle(doubled)] == [ops.TakeColumns, ops.Relu, ops.Add, ops.Linear]
 
 
+def test_columns_with_the_same_start_have_names_of_their_own():
+    both = Small(
+        lambda model, x: model.few(x[..., :8]) + model.many(x[..., :16]), few=nn.Linear(8, 32), many=nn.Linear(16, 32)
+    )
+    taken = {node.name: node.op.taken for node in trace(both, SEQ_LEN) if isinstance(node.op, ops.TakeColumns)}
+    assert list(taken.values()) == [8, 16]
+
+
 @pytest.mark.parametrize("factor", [1.0, torch.ones(()), 12.0])
 def test_a_table_is_read_once(factor):
     """A factor is in the table only where nothing reads the table without it."""

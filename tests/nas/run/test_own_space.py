@@ -17,6 +17,7 @@ from costmodel.protocols import load_pricer  # noqa: E402
 from experiments.trainings import DATA  # noqa: E402
 from nas.run.folder import own_space  # noqa: E402
 from search_spaces.architecture import Architecture  # noqa: E402
+from search_spaces.bases import BASES  # noqa: E402
 from search_spaces.budget.feasible import priced_within, within_budget  # noqa: E402
 from search_spaces.budget.priced_space import (  # noqa: E402
     CostForm,
@@ -30,6 +31,7 @@ from search_spaces.budget.priced_space import (  # noqa: E402
 from search_spaces.checkpoints.checkpoint import read_checkpoint  # noqa: E402
 from search_spaces.checkpoints.settings import architecture_of  # noqa: E402
 from search_spaces.lower import Workload  # noqa: E402
+from search_spaces.notation import parse  # noqa: E402
 from search_spaces.space import sample  # noqa: E402
 from tests.nas.conversion.test_families import FAMILIES, QUICK, SIZES  # noqa: E402
 
@@ -68,6 +70,12 @@ def test_a_member_of_every_family_costs_what_its_op_graph_costs_and_is_counted(n
     fits = [cost.latency_s <= costs[0].latency_s * (1 + 1e-9) for cost in costs[:3]]
     assert [within.fits(member) for member in drawn] == fits
     assert within.fits(within.sample(rng))
+
+
+def test_a_parent_whose_heads_pass_the_stream_on_keeps_them_all() -> None:
+    space = own_space(parse("HH(SM+LN+R)", BASES["tiny"]).architecture)
+    assert space.definition.choices.attention == ("softmax", "bounded", "power8")
+    price_space(space, load_pricer("semi2k"), Workload(prompt_len=8))
 
 
 # google/gemma-3-270m

@@ -6,12 +6,12 @@ import pytest
 
 from costmodel.cost import Price, total_price
 from costmodel.deployment.deploy import Deployment
-from costmodel.errors import UnpricedOpError
+from costmodel.errors import UnpricedOpError, UserError
 from costmodel.estimate import Pricer, estimate, estimate_generation
 from costmodel.ops import Op, OpGraph, RmsNorm, Softmax
 from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting
-from search_spaces.bases import Dimensions
+from search_spaces.bases import BASES, Dimensions
 from search_spaces.budget.priced_space import (
     CostForm,
     cheaper,
@@ -146,6 +146,8 @@ def test_cheapest_and_most_expensive_by_enumeration(small_space, pricer, measure
     costs = {member: getattr(price_of(priced, member), measure) for member in members(small_space)}
     assert costs[cheapest(priced, measure)] == min(costs.values())
     assert costs[most_expensive(priced, measure)] == max(costs.values())
+    with pytest.raises(UserError, match="`measure` must not be key_bytes, since protocol round has no keys"):
+        cheapest(priced, "key_bytes")
 
 
 @pytest.mark.parametrize("latency_s", [float("nan"), float("inf"), -1.0])
@@ -210,6 +212,14 @@ def test_a_space_that_lists_its_members_is_left_as_it_is(cost_of, pricer):
         assert priceable(load_space(name), pricer, WORK, cost_of)[0] is load_space(name)
     with pytest.raises(UnpricedOpError, match="no formula for Square"):
         price_space(build_space(definition), load_pricer(), WORK)
+
+
+def test_a_base_without_removable_attention_has_prices_for_all_its_choices(pricer):
+    base = parse("HH(SM+LN+R)", BASES["tiny"]).architecture
+    kept: Any = {"norm1": ("layernorm", "none"), "norm2": ("layernorm", "none"), "stabiliser": ("none",)}
+    choices = Choices(**kept, attention=("softmax",), ffn=("relu", "fused"))
+    space = build_space(Definition(name="shaped", base="tiny", choices=choices), base)
+    assert priceable(space, pricer, WORK) == (space, {})
 
 
 @pytest.mark.parametrize(
