@@ -78,7 +78,7 @@ class TrainConfig:
         seq_len: tokens per sequence; by default the scale's.
         tokens: training tokens; by default the scale's, or with a parent 5/8 of them (all at scale parent).
         data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of
-            a text, jsonl or parquet file or folder.
+            a text, jsonl, json, csv, tsv or parquet file or of a folder.
         begin_of_text: the token that begins each sequence and is not predicted: tokenizer, for the rule of the given
             weights' tokenizer; none; or a token such as <s>. Costs count it as one of the --seq-len tokens.
         init_from: start from these weights, at their width: a folder of save_pretrained, a .gguf file, an id on the
@@ -129,7 +129,7 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
     """
     parser = cli.Parser(prog="python -m nas.train", description=__doc__)
     parser.add_argument("--config", action="config")
-    parser.add_argument("ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a .yaml file")
+    parser.add_argument("ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a file, export or checkpoint")
     parser.add_class_arguments(TrainConfig, skip={"arch", "recipe"})
     add_recipe_flags(parser)
     parser.add_argument("--output_dir", type=str, help="folder of the training (default: runs/train-<UTC time>)")

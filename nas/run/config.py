@@ -71,7 +71,7 @@ class StudyConfig(BudgetOptions):
             save_pretrained, `latest` for the last training, a .gguf file, an id on the Hugging Face hub, or none to
             train from scratch. The default is builtin at scale proxy, if it has the dimensions of the space, else none.
         data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of
-            a text, jsonl or parquet file or folder.
+            a text, jsonl, json, csv, tsv or parquet file or of a folder.
         begin_of_text: the token that begins each sequence and is not predicted: tokenizer, for the rule of --parent's
             tokenizer; none; or a token such as <s>. Costs count it as one of the --seq-len tokens.
         second_eval_data: a second corpus on which completed trials are validated too: dependencies (the Python source
