@@ -1,7 +1,6 @@
 """Speeds of training steps measured side by side, and their rows: printed and written to a file one by one."""
 
 import csv
-import platform
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,13 +13,13 @@ import torch
 from rich.console import Console
 from torch._dynamo.utils import counters
 
+from costmodel.calibration.fits import processor
 from costmodel.errors import StoppedError
 from nas.malloc import release_freed_memory
 
 COLUMNS = ("part", "name", "value", "unit", "card", "torch", "date")
 WARM_UP = {"cpu": 2, "cuda": 12}  # steps before the measured ones, in which code is compiled and kernels are chosen
 GIB = 2**30
-CPU_INFO = Path("/proc/cpuinfo")
 
 
 class Rows:
@@ -144,13 +143,6 @@ def _together(ways: Sequence[Way], device: str, rounds: int, burst_s: float) -> 
                 num_recompiled[index] += num_compiled() - num_graphs
         peak = torch.cuda.max_memory_allocated() - before if is_cuda else None
     return [Speed(*numbers, peak) for numbers in zip(rates, starts_s, num_recompiled, strict=True)]
-
-
-def processor() -> str:
-    """Return the name of this machine's processor; its architecture, such as x86_64, if the system tells no name."""
-    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def num_compiled() -> int:

@@ -129,7 +129,9 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
     """
     parser = cli.Parser(prog="python -m nas.train", description=__doc__)
     parser.add_argument("--config", action="config")
-    parser.add_argument("ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a file, export or checkpoint")
+    parser.add_argument(
+        "ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a file, export or checkpoint"
+    )
     parser.add_class_arguments(TrainConfig, skip={"arch", "recipe"})
     add_recipe_flags(parser)
     parser.add_argument("--output_dir", type=str, help="folder of the training (default: runs/train-<UTC time>)")

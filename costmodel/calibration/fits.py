@@ -80,6 +80,14 @@ def fit_testbed(protocol: str, setting: EngineSetting, timings: Sequence[Timing]
     return replace(testbed, start_s=max(0.0, median(timing.start_s for timing in timings) - warm_up_s))
 
 
+def processor() -> str:
+    """Return the name of this machine's processor; its architecture, such as x86_64, if the system tells no name."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
 def _testbed(
     protocol: str,
     setting: EngineSetting,
@@ -88,16 +96,12 @@ def _testbed(
     ops: dict[str, OpSeconds] | None = None,
 ) -> ComputeTestbed:
     """Return a testbed of this machine and engine, dated today, without start-up seconds."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    processor = names[0] if names else "processor not known"
     threads = "one thread" if setting.threads == 1 else f"{setting.threads} threads"
     return ComputeTestbed(
         protocol=protocol,
         engine=setting.formulas_of,
         threads=setting.threads,
-        machine=f"{processor}, {len(os.sched_getaffinity(0))} cores, a process of {threads} per party",
+        machine=f"{processor()}, {len(os.sched_getaffinity(0))} cores, a process of {threads} per party",
         measured_on=datetime.now(UTC).date().isoformat(),
         ring_bits=setting.ring_bits,
         fraction_bits=setting.fraction_bits,

@@ -213,7 +213,6 @@ class Checkpoint(NamedTuple):
     is_variant: whether the model is a torch module although `FAMILIES` has its model type.
     """
 
-    name: str
     model: Any
     unlike: str | None = None
     is_variant: bool = False
@@ -244,17 +243,17 @@ def read_checkpoint(name: str) -> Checkpoint:
     the package that reads it is not installed.
     """
     if (ours := _exported(name)) is not None:
-        return Checkpoint(name, ours)
+        return Checkpoint(ours)
     config = read_config(name)
     try:
-        return Checkpoint(name, architecture_of(config, name))
+        return Checkpoint(architecture_of(config, name))
     except NoBlockError as error:
         import torch
 
         make = transformers_library().AutoModelForCausalLM.from_config
         with torch.device("meta"):  # shapes but no values
             module = read_foreign(what_is_asked(name), lambda: make(config, trust_remote_code=False))
-        return Checkpoint(name, module, str(error), config.model_type in {family.model_type for family in FAMILIES})
+        return Checkpoint(module, str(error), config.model_type in {family.model_type for family in FAMILIES})
 
 
 def read_config(name: str) -> Any:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from costmodel.calibration.fits import processor
 from costmodel.errors import StoppedError, UserError
 from experiments import gpu
 from experiments.__main__ import run
 from experiments.gpu import CSV_FILE, PARTS, SIZES, Settings, _ended, training
-from experiments.measured import COLUMNS, Rows, Way, processor, speeds
+from experiments.measured import COLUMNS, Rows, Way, speeds
 from experiments.plain_gpt2 import PlainGpt2, plain_step
 from nas.training.trainer import TrainingRun
 
