@@ -4,6 +4,7 @@ Guards what no type checker sees: the tables are dictionaries, and a missing ent
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -80,6 +81,7 @@ def of_golden() -> Table:
     return table(file, "prices", "its prices: an op in a case of test_golden_prices.py, then write it anew", kinds)
 
 
+@cache
 def tables() -> list[Table]:
     """All tables, in the order in which a new op is added to them."""
     programs = {**op_programs.ELEMENTWISE, **op_programs.PROGRAMS}

@@ -18,7 +18,6 @@ from nas.evaluate.tasks import read_tasks
 
 ESSAY = "".join(f"<p>Line {number} of an essay about trees &amp; rivers.\n" for number in range(40))
 PAGE = f"<html><head><title>no</title></head><body><script>no()</script><h1>Trees</h1>{ESSAY}</body></html>"
-SAID = "\n\n".join(f"line {number} is said by a king who went to the river" for number in range(30))
 ITEM = "Which of these thirteen words in a row is shared with the text that a model learns from?"
 
 

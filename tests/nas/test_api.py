@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import costmodel
 import nas
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 from nas import plot
@@ -80,10 +81,11 @@ def test_what_may_change_when_a_run_goes_on(run):
         run.resumed(budget=run.config.budget)
 
 
-def test_every_name_of_the_package_is_there():
-    assert {name: getattr(nas, name).__name__ for name in nas.__all__} == {name: name for name in nas.__all__}
+@pytest.mark.parametrize("package", [costmodel, nas])
+def test_every_name_of_the_package_is_there(package):
+    assert [getattr(package, name).__name__ for name in package.__all__] == [*package.__all__]
     with pytest.raises(AttributeError, match="has no attribute 'Study_'"):
-        _ = nas.Study_
+        _ = package.Study_
 
 
 SETTINGS: dict[str, Any] = {"space": "tiny", "scale": "smoke", "seq_len": 32, "seed": 3}

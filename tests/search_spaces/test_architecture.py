@@ -288,7 +288,6 @@ def test_deploying_twice_changes_nothing_and_a_deployed_architecture_prints_back
     assert deployed(form) == form
     assert deployed(folded := replace(architecture, folded=True)) is folded
     assert deployed(replace(form, folded=False)) == form
-    form = deployed(architecture)
     assert parse_deployed(placement(form), architecture) == form
 
 

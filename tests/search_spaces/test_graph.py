@@ -48,12 +48,11 @@ def test_states_say_which_norm_is_highest_and_whether_one_is_live(block):
     graph = free_graph(2, BLOCKS[block], alphabet, ())
     for word in product(alphabet, repeat=2):
         path = walk(graph, source(graph), word)
-        reading_norms = [norm for layer in word for norm in (layer.norm1, layer.norm2)][block == "sas" :]
         read = [norm for layer in word for norm in (layer.norm1, layer.norm2)]
         least = least_rank(BLOCKS[block])
         rank = max(least, *(NORMS[norm].rank for norm in read))
         uncentred = rank <= NORMS["frozen-layernorm"].rank and "none" in read
-        assert path[-1].state == (rank, int("rmsnorm" in reading_norms), int(uncentred), 1)
+        assert path[-1].state == (rank, int("rmsnorm" in read[block == "sas" :]), int(uncentred), 1)
         heads = [vertex for vertex in graph.succ[path[-1]] if isinstance(vertex, Head)]
         assert heads == [Head(final_norm=default_final_norm(word, least))]
 

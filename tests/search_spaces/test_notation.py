@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -55,12 +56,11 @@ def test_he_and_hofmann_keep_one_norm_and_entropy_regularisation_is_a_recipe():
     assert (plain.entropy_regularised, regularised.entropy_regularised) == (False, True)
 
 
-@pytest.mark.parametrize("attention", ["SM", "SM(t)"])
 @pytest.mark.parametrize("norm", NORM_NAMES)
 @pytest.mark.parametrize("ffn", FFN_NAMES)
-@pytest.mark.parametrize("wrapper", ["{}", "HH({})", "EReg({})", "EReg(HH({}))"])
-def test_every_paper_name_prints_back(attention, norm, ffn, wrapper):
-    for suffix in ("", "_i1", "_i11"):
+def test_every_paper_name_prints_back(norm, ffn):
+    wrappers = ("{}", "HH({})", "EReg({})", "EReg(HH({}))")
+    for attention, wrapper, suffix in product(("SM", "SM(t)"), wrappers, ("", "_i1", "_i11")):
         text = wrapper.format(f"{attention}{norm}{ffn}{suffix}")
         named = parse(text, GPT2)
         assert name_of(named.architecture, entropy_regularised=named.entropy_regularised) == text

@@ -295,11 +295,6 @@ class Constant(nn.Module):
         return torch.ones(1, tokens.shape[1], 4)
 
 
-class Dynamic(Small):
-    def forward(self, tokens):
-        return super().forward(tokens) if tokens.sum() > 3 else self.table(tokens)
-
-
 @pytest.mark.parametrize(
     ("make", "seq_len", "message"),
     [
@@ -308,7 +303,6 @@ class Dynamic(Small):
         (TwoInputs, 8, "but that raised TypeError: .*missing 1 required positional argument: 'mask'"),
         (Constant, 8, "the logits of model 'm' must be computed from its tokens, but they are not"),
         (nn.Identity, 8, "the logits of model 'm' must be computed from its tokens, but they are not"),
-        (lambda: Dynamic(lambda model, x: x), 8, "exportable by torch.export, but that raised "),
     ],
 )
 def test_models_that_cannot_be_traced(make, seq_len, message):

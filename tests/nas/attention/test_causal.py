@@ -66,7 +66,7 @@ def test_fast_paths_equal_the_reference_in_values_and_gradients(head_dim, length
 
 @pytest.mark.usefixtures("way")
 def test_packed_heads_need_not_be_contiguous():
-    packed = heads(2, 40, 3, 2, 12, dtype=torch.float32)[0]
+    packed = heads(2, 40, 3, 2, 9, dtype=torch.float32)[0]
     parts = packed.permute(2, 0, 3, 1, 4)
     for ours, theirs in zip(causal_attention(*parts), attention_reference(*parts), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -82,16 +82,16 @@ def test_packed_heads_need_not_be_contiguous():
 def test_entropy_is_exact_at_low_temperatures(head_dim, temperature):
     parts = [part.detach() for part in heads(2, 4, 300, head_dim, dtype=torch.float32)]
     temperatures = torch.full((4, 300), temperature)
-    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5)):  # half precision is widened before anything
+    for dtype in (torch.float32, torch.bfloat16):  # half precision is widened before anything
         lowered = [part.to(dtype) for part in parts]
         wide = [part.double() for part in lowered]
         entropy = causal_attention(*lowered, temperature=temperatures).entropy
         expected = attention_reference(*wide, temperature=temperatures.double()).entropy
         lse = (wide[0] @ wide[1].mT / temperatures[0, 0].double() / math.sqrt(head_dim)).logsumexp(dim=-1)
-        assert float(((entropy - expected).abs() / lse.abs().clamp(min=1)).max()) < bound
+        assert float(((entropy - expected).abs() / lse.abs().clamp(min=1)).max()) < 1e-5
 
 
-@given(st.integers(1, 40), st.sampled_from([8, 12]), st.sampled_from([0.0, 0.1, 1.0, 30.0, 1e4]), st.integers(0, 99))
+@given(st.integers(1, 40), st.sampled_from([8, 9]), st.sampled_from([0.0, 0.1, 1.0, 30.0, 1e4]), st.integers(0, 99))
 def test_entropy_of_row_i_lies_between_0_and_ln_i(length, head_dim, scale, seed):
     entropy = causal_attention(*heads(1, 2, length, head_dim, seed=seed, dtype=torch.float32, scale=scale)).entropy
     assert bool((entropy >= 0).all())

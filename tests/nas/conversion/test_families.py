@@ -38,7 +38,6 @@ from search_spaces.budget.priced_space import (  # noqa: E402
     price_space,
     priceable,
 )
-from search_spaces.checkpoints.checkpoint import read_checkpoint  # noqa: E402
 from search_spaces.checkpoints.settings import architecture_of  # noqa: E402
 from search_spaces.deployed import deployed  # noqa: E402
 from search_spaces.inner import inner_choices  # noqa: E402
@@ -373,13 +372,6 @@ def test_the_engine_sends_what_a_layer_is_predicted_to() -> None:
     for op, cost in zip(layer, measured, strict=True):
         comm = semi2k.comm(op, EngineSetting())
         assert (comm.online_bytes, comm.messages) == (cost.sent_bytes, cost.messages), op
-
-
-def test_a_config_alone_is_an_architecture(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
-    transformers.LlamaConfig(**sizes, num_key_value_heads=8, vocab_size=128256).save_pretrained(tmp_path)
-    for path in (tmp_path, tmp_path / "config.json"):
-        assert read_checkpoint(str(path)).model.num_layers == 80
 
 
 def said(config: Any, key: str) -> Any:

@@ -218,7 +218,6 @@ def test_padding_and_a_missing_tokenizer_are_refused(some_tokens: Callable[..., 
     theirs = to_transformers(model.architecture, deployed_weights(model))
     with pytest.raises(ValueError, match="`attention_mask` must be all ones"):
         theirs(some_tokens(), attention_mask=torch.tensor([[0] + [1] * 10, [1] * 11]))
-    model = made(GPT2, "SM")
     with pytest.raises(ValueError, match="the tokenizer of the corpus must be in"):
         save_model(model.architecture, deployed_weights(model), tmp_path, tmp_path / "out")
 

@@ -1,4 +1,3 @@
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -74,10 +73,7 @@ def test_all_next_tokens_share_probability_one():
             assert probabilities[:, -1].sum() == pytest.approx(1)
 
 
-def test_perplexities_by_order_and_name():
-    ngrams = NgramBaseline(
-        tokens=1_000, losses=tuple(math.log(perplexity) for perplexity in (200.0, 40.0, 18.0, 15.0, 14.0))
-    )
+def test_perplexities_by_order_and_name(ngrams):
     assert ngrams.perplexity(3) == pytest.approx(18)
     assert ngrams.perplexities == pytest.approx(
         {"unigram": 200, "bigram": 40, "trigram": 18, "4-gram": 15, "5-gram": 14}

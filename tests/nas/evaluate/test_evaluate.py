@@ -315,7 +315,6 @@ def test_bad_input_is_refused_in_a_line(there, tmp_path, monkeypatch, capsys, ar
         (tmp_path / name.name).symlink_to(name)
     (tmp_path / "there.md").write_text("my notes")
     (tmp_path / "numbers.csv").write_text("my numbers")
-    (tmp_path / "numbers.csv").touch()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     assert evaluated(*args.split()) == 2

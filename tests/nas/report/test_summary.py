@@ -7,7 +7,6 @@ from rich.console import Console
 
 from costmodel.estimate import outside_data
 from costmodel.protocols import load_pricer
-from costmodel.report.tables import console
 from nas.report.progress import line, share_progress, table
 from nas.report.summary import against_parent, closing_lines, parent_lines, price_line, searcher_lines
 from nas.run.folder import ParentResult
@@ -180,8 +179,3 @@ def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch):
         for share in (0.1, 0.25, 0.5):
             tell(share)
     assert file.getvalue() == "training: 25%, ETA 3.00 min\n"
-
-
-def test_brackets_and_colons_are_printed_as_they_are(capsys):
-    console().print("runs/[b]one[/b]:warning:")
-    assert capsys.readouterr().out == "runs/[b]one[/b]:warning:\n"

@@ -58,6 +58,7 @@ def card(monkeypatch, tmp_path):
         return {count: 700.0 + 300.0 * count for count in counts}
 
     monkeypatch.setattr(resources, "shared_rates", rates)
+    monkeypatch.setattr(resources, "training_rate", lambda candidate, device, **settings: 1.0)
     return measured
 
 
@@ -141,7 +142,6 @@ def test_idle_cores_are_shared_out_as_threads_where_that_is_measured_to_be_faste
 
 
 def test_rates_are_of_processes_that_train_at_once(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(throughput, "WINDOW_S", 0.05)
     code = "from nas.study import throughput; throughput.WINDOW_S = 0.05; throughput.serve()"
     monkeypatch.setattr(throughput, "SERVE", (*throughput.SERVE[:2], code))
@@ -150,6 +150,7 @@ def test_rates_are_of_processes_that_train_at_once(monkeypatch, tmp_path):
     rates = shared_rates(candidate, "cpu", [2])
     assert set(rates) == {2}
     assert min(rates.values()) > 0
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     keep_rates(candidate, "card", rates)
     assert kept_rates(candidate, "card") == rates
     assert kept_rates(candidate, "another card") is None

@@ -47,7 +47,7 @@ def num_graphs() -> int:
     ],
     ids=["frozen norms", "four parts", "two kinds"],
 )
-def test_a_training_compiles_each_kind_of_layer_once(monkeypatch, corpus, caplog, made: Candidate, num_kinds: int):
+def test_a_training_compiles_each_kind_of_layer_once(corpus, caplog, made: Candidate, num_kinds: int):
     eager = list(train(replace(made, recipe=replace(made.recipe, compile="off")), corpus, seed=0))
     assert num_graphs() == 0
     for _ in range(2):  # of the second training none are its own
@@ -61,7 +61,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.name == device.__name__]
 
 
-def test_gates_move_without_compiling_and_a_removed_part_leaves_another_kind(monkeypatch, corpus, caplog):
+def test_gates_move_without_compiling_and_a_removed_part_leaves_another_kind(corpus, caplog):
     route = DistillationSchedule(parent="p", placement="2xLSLGo", prediction_weight=0.5, end_share=0.6)
     made = candidate("2xooLGo", distillation=route, entropy=REGULARISED)
     parent, initial = parent_of(made)
