@@ -109,9 +109,7 @@ def bugs(tmp_path, monkeypatch):
     return tmp_path / "private-inference-nas" / "bugs"
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("no\nvalue"), OverflowError(), TypeError("x"), RuntimeError(), KeyError(1)]
-)
+@pytest.mark.parametrize("error", [ValueError("no\nvalue"), TypeError("x"), RuntimeError()])
 def test_a_bug_is_one_line_and_its_traceback_a_file(capsys, bugs, error):
     assert code_of(raising(error)) == 1
     (path,) = bugs.iterdir()

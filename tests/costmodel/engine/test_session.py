@@ -28,9 +28,9 @@ from costmodel.execution import interpreter
 from costmodel.pricing.price import price
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
+from tests.costmodel.conftest import CHEETAH_TOLERANCE
 
 PROMPT = [3, 14, 15, 9, 26]
-CHEETAH_TOLERANCE = 1e-3  # compressed ciphertexts vary in size
 SLOW_S = 2.0  # a comparison takes eight times as long
 STOPPED = {"semi2k": "spu", "crypten": "crypten"}  # by protocol, the package of its engine
 

@@ -14,7 +14,8 @@ from nas.attention.reference import attention_reference
 
 CPUINFO = Path("/proc/cpuinfo")
 HAS_REGISTERS = platform.machine() == "aarch64" or (CPUINFO.exists() and " avx2 " in CPUINFO.read_text())
-pytestmark = pytest.mark.skipif(not (shutil.which("g++") and HAS_REGISTERS), reason="needs g++, and AVX2 or NEON")
+needs_kernel = pytest.mark.skipif(not (shutil.which("g++") and HAS_REGISTERS), reason="needs g++, and AVX2 or NEON")
+pytestmark = needs_kernel
 
 
 def operands(*shape: int, seed: int = 0, scale: float = 1.0) -> list[torch.Tensor]:

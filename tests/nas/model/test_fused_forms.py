@@ -1,8 +1,5 @@
 import math
-import platform
-import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +9,9 @@ from torch._subclasses import FakeTensorMode
 from nas.attention import cpu_native
 from nas.model.fused_forms import fused_normalised_attention
 from nas.model.mpc_friendly import FORMS, ScoreBound, normalised_attention
+from tests.nas.attention.test_cpu_native import WITHOUT_AVX512, needs_kernel
 
-CPUINFO = Path("/proc/cpuinfo")
-HAS_REGISTERS = platform.machine() == "aarch64" or (CPUINFO.exists() and " avx2 " in CPUINFO.read_text())
-pytestmark = pytest.mark.skipif(not (shutil.which("g++") and HAS_REGISTERS), reason="needs g++, and AVX2 or NEON")
+pytestmark = needs_kernel
 
 
 def operands(batch: int, num_heads: int, length: int, head_dim: int, seed: int = 0) -> list[Tensor]:
@@ -46,9 +42,6 @@ def test_values_and_gradients_are_those_of_torch(form, head_dim, batch, num_head
     parts = operands(batch, num_heads, length, head_dim)
     expected = results(normalised_attention, form, [part.double() for part in parts])
     assert_same(results(fused_normalised_attention, form, parts), expected, 2e-4)  # of entropies of weights near 0
-
-
-WITHOUT_AVX512 = ["-mno-avx512f"] if "avx512f" in CPUINFO.read_text() else []
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -32,6 +32,7 @@ from search_spaces.block import BlockName
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 from tests.conftest import refusals
+from tests.costmodel.engine.test_session import until
 
 PROMPT = "value_1 ="  # of all tests that may, so that the programs of one are those of others
 
@@ -224,12 +225,12 @@ def test_a_command_that_is_killed_leaves_neither_files_nor_processes(export, tmp
         process: Any = running
         process.stdin.write("v")
         process.stdin.close()
-        until(lambda: len(parties_of(tmp_path)) == 2)
+        until(lambda: len(parties_of(tmp_path)) == 2, patience_s=200.0)
         while moment and not process.stdout.readline().startswith(moment):
             assert process.poll() is None
         process.send_signal(number)
         assert process.wait(100) == (130 if number == signal.SIGTERM else -number)
-        until(lambda: not parties_of(tmp_path) and not list(tmp_path.iterdir()))
+        until(lambda: not parties_of(tmp_path) and not list(tmp_path.iterdir()), patience_s=200.0)
         assert process.stderr.read() == ("error: interrupted\n" if number == signal.SIGTERM else "")
 
 
@@ -244,13 +245,6 @@ def readable(pattern):
         with suppress(OSError):  # it has ended
             Path(name).read_bytes()
             yield Path(name)
-
-
-def until(holds, patience_s=200.0):
-    end = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.needs_engine

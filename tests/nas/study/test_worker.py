@@ -90,7 +90,6 @@ def test_a_candidate_that_cannot_be_trained_fails_with_the_reason_alone(trial, m
         (TypeError("no\n  len()"), "bug: TypeError: no len(); "),
         (ValueError("no"), "bug: ValueError: no; "),
         (RuntimeError("CUDA error"), "bug: RuntimeError: CUDA error; "),
-        (KeyError(1), "bug: KeyError: 1; "),
         (AssertionError(), "bug: AssertionError; "),
         (OSError(errno.EIO, os.strerror(errno.EIO)), "OSError: [Errno 5] Input/output error; "),
     ],
