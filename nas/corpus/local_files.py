@@ -295,6 +295,7 @@ def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, s
     """Return the regular files below a folder, as (relative path, path), and all else, as (reason, relative path).
 
     Folders behind links come last, and each folder only once: circles of links end, and other files keep their order.
+    A file whose name is not UTF-8, which no file of a run could name, counts as all else.
     """
     found: list[tuple[str, Path]] = []
     unlisted: list[tuple[str, str]] = []
@@ -303,11 +304,17 @@ def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, s
     def relative(path: Path | str) -> str:
         return Path(path).relative_to(folder).as_posix()
 
+    def printable(name: str) -> str:
+        return os.fsencode(name).decode("utf-8", "backslashreplace")
+
     for start in starts:
         links: list[Path] = []
         here: list[tuple[str, Path]] = []
         for parent, folders, names in os.walk(
-            start, onerror=lambda error: unlisted.append(("in a folder that cannot be read", relative(error.filename)))
+            start,
+            onerror=lambda error: unlisted.append(
+                ("in a folder that cannot be read", printable(relative(error.filename)))
+            ),
         ):
             if (place := (os.stat(parent).st_dev, os.stat(parent).st_ino)) in seen:
                 folders.clear()
@@ -317,6 +324,8 @@ def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, s
             here += [(relative(path), path) for path in (Path(parent, name) for name in names)]
         found += sorted(here)
         starts += sorted(links)
+    unlisted += [("with a name that is not UTF-8", printable(name)) for name, _ in found if printable(name) != name]
+    found = [(name, path) for name, path in found if printable(name) == name]
     regular = [(name, path) for name, path in found if path.is_file()]
     unlisted += [
         ("linked to nothing" if path.is_symlink() else "not regular", name)

@@ -117,7 +117,7 @@ def csv_texts(path: Path) -> Iterator[str]:
 
 def _parsed(raw: bytes, path: Path, place: str) -> Any:
     try:
-        return plain_json(raw.decode("utf-8"), f"{path}{place} must be a JSON object")
+        return plain_json(raw.decode("utf-8-sig"), f"{path}{place} must be a JSON object")
     except UnicodeDecodeError:
         within = place.replace(", ", "", 1) or "it"
         raise UserError(f"{path} must be text in UTF-8, but {within} holds other bytes.") from None

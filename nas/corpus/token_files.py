@@ -39,7 +39,8 @@ class PreparationProgress:
 
     lengths: number of tokens, windows or bytes in each of FILES. positions: position of each stream after the last
     document written; None if none was. ended: whether each stream has ended. cuts: by level (`level_of`), `lengths`
-    when the training tokens reached it, so that the corpus of a level does not depend on whether more was prepared.
+    when the training tokens had reached it and there were validation tokens, so that the corpus of a level does not
+    depend on whether more was prepared.
     """
 
     lengths: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILES, 0))
@@ -65,9 +66,9 @@ def extend(
 ) -> PreparationProgress:
     """Tokenise until there are at least `level` training tokens or no more documents, and return the new progress.
 
-    A separate validation stream is read up to about VALIDATION_TOKENS. progress: result of `read_progress`.
-    Raises UserError if a document cannot be read or encoded or a split is empty, OSError if a file cannot be written;
-    what PROGRESS_FILE records until then stays valid.
+    A separate validation stream is read up to about VALIDATION_TOKENS; a stream of both splits also until it has
+    validation tokens. progress: result of `read_progress`. Raises UserError if a document cannot be read or encoded or
+    a split is empty, OSError if a file cannot be written; what PROGRESS_FILE records until then stays valid.
     """
     recorded = progress
     report = _progress_log(source, level)
@@ -79,7 +80,10 @@ def extend(
         for index, stream in enumerate(source.streams):
             split, least = ("validation", VALIDATION_TOKENS) if stream.split == "validation" else ("train", level)
             with closing(stream.batches(progress.positions[index])) as batches:
-                while not (progress.ended[index] or progress.lengths[split] >= least):
+                while not progress.ended[index]:
+                    both = stream.split is not None or progress.lengths["validation"] > 0
+                    if both and progress.lengths[split] >= least:
+                        break
                     batch = next(batches, None)
                     progress = _appended(progress, index, batch, encoder, files)
                     report(progress, batch)
@@ -153,7 +157,7 @@ def _appended(
         if split == "validation":
             line = json.dumps([document.name, len(ids), len(windows)]) + "\n"
             lengths["documents"] += files["documents"].write(line.encode())
-    while lengths["train"] >= (level := LEVEL_TOKENS << len(cuts)):
+    while lengths["validation"] and lengths["train"] >= (level := LEVEL_TOKENS << len(cuts)):
         cuts[str(level)] = lengths
     positions = [*progress.positions[:index], batch.position, *progress.positions[index + 1 :]]
     return replace(progress, lengths=lengths, positions=positions, cuts=cuts)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from costmodel.config.files import MOST_JSON, read_bytes, read_json, read_text
 from costmodel.errors import UserError
 from nas.corpus.documents import NO_TOKEN, OWN_RULE, DocumentSource, GivenTokenizer, texts
-from nas.corpus.foreign_tokenizer import read_foreign_tokenizer, tokenizing
+from nas.corpus.foreign_tokenizer import MOST_CHARACTERS, read_foreign_tokenizer, tokenizing
 from nas.storage import replace_file
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -260,6 +260,7 @@ def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:
         special_tokens=[END_OF_TEXT],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
+        max_token_length=MOST_CHARACTERS,  # longer ones would be refused
     )
     tokenizer.train_from_iterator(_first_bytes(texts(source, "train"), TOKENIZER_BYTES), trainer)
     return str(tokenizer.to_str())

@@ -59,15 +59,16 @@ def corpus_for(
     """
     if data is None and (known := known_corpus(fingerprint)) is not None:
         return replace(known, begin_of_text=given_encoder(tokenizer, vocab_size, None).begin)
-    return prepare(data or DEFAULT_DATA, vocab_size, seq_len=context, tokenizer=tokenizer)
+    return prepare(data or DEFAULT_DATA, vocab_size, seq_len=min(context, LONGEST), tokenizer=tokenizer)
 
 
 def validation_sequences(corpus: Corpus, num_tokens: int, context: int) -> Tokens:
     """Return about `num_tokens` validation tokens, sequences x (length + 1): the last of each is only a target.
 
-    The sequences are spread over documents, and `length` is at most LONGEST. Raise UserError if the split is too small.
+    The sequences are spread over documents. `length` is at most LONGEST, or that of the corpus if it is cut into
+    sequences. Raise UserError if the split is too small.
     """
-    length = min(context, num_tokens, LONGEST)
+    length = corpus.chunk_len or min(context, num_tokens, LONGEST)
     return gather(corpus, "validation", held_out_targets(corpus, length, num_tokens).indices, length)
 
 

@@ -142,13 +142,15 @@ class Meta:
 
 
 def new_folder(output_dir: Path | None) -> Path:
-    """Return the folder of a new run, `output_dir` or `runs/<UTC time>`, and create it if needed.
+    """Return the folder of a new run, `output_dir` or a new `runs/<UTC time>`, and create it if needed.
 
     Raises UserError if it already holds a run or cannot be written.
     """
     folder = (output_dir or RUNS / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")).absolute()
-    require_free(folder)
     try:
+        while output_dir is None and not _made(folder):  # by another search, within this second
+            folder = folder.with_name(f"{folder.name}-{os.getpid()}")
+        require_free(folder)
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
         probe.touch()
@@ -156,6 +158,15 @@ def new_folder(output_dir: Path | None) -> Path:
     except OSError as error:
         raise UserError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
     return folder
+
+
+def _made(folder: Path) -> bool:
+    """Create a folder, and return whether it is new. Raises OSError."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
 
 
 def require_free(folder: Path) -> None:
@@ -196,10 +207,14 @@ def find_run(run: str) -> Path:
 
 
 def write_config(folder: Path, config: StudyConfig) -> None:
-    """Copy the user's own .yaml files into a folder, and then write the configuration, which makes the folder a run."""
+    """Copy the user's own .yaml files into a folder, and then write the configuration, which makes the folder a run.
+
+    A run keeps the copies that it has.
+    """
+    is_run = (folder / CONFIG_FILE).exists()
     for setting, protocol in product(KEPT_FILES, config.protocols):
         given, name = _given(config, setting, protocol)
-        if given is not None and given.endswith((".yaml", ".yml")) and not (folder / name).exists():
+        if given is not None and given.endswith((".yaml", ".yml")) and not (is_run and (folder / name).exists()):
             replace_file(folder / name, read_text(Path(given), MOST_YAML))
     replace_file(folder / CONFIG_FILE, dump(asdict(config)))
 

@@ -15,6 +15,7 @@ from statistics import correlation, fmean
 from typing import Literal
 
 from costmodel.cost import Budget, Costs
+from nas.corpus.ngrams import MOST_LOSS
 from nas.run import intervals, ledger
 from nas.run.intervals import ERRORS_APART, joined
 from nas.run.ledger import Record
@@ -74,11 +75,14 @@ class TrainedMember(Record):
 
     @property
     def perplexity_bounds(self) -> tuple[float, float] | None:
-        """Perplexities ERRORS_APART standard errors below and above the mean loss; None if no error is known."""
+        """Perplexities ERRORS_APART standard errors below and above the mean loss; None if no error is known.
+
+        The upper one is at most the exponential of MOST_LOSS.
+        """
         if self.standard_error is None:
             return None
         apart = ERRORS_APART * self.standard_error
-        return math.exp(self.val_loss - apart), math.exp(self.val_loss + apart)
+        return math.exp(self.val_loss - apart), math.exp(min(self.val_loss + apart, MOST_LOSS))
 
     @property
     def second_loss(self) -> float | None:
@@ -87,8 +91,8 @@ class TrainedMember(Record):
 
     @property
     def second_perplexity(self) -> float | None:
-        """Exponential of `second_loss`; None without it."""
-        return None if self.second_loss is None else math.exp(self.second_loss)
+        """Exponential of `second_loss`, or of MOST_LOSS if that is smaller; None without it."""
+        return None if self.second_loss is None else math.exp(min(self.second_loss, MOST_LOSS))
 
     @property
     def second_error(self) -> float | None:

@@ -108,9 +108,9 @@ def affordable(study: ResolvedStudy, budget: TimeBudget) -> Meta:
     """Return the `Meta` of a new run, with fewer training tokens if LEAST_ENDS candidates would not end in time.
 
     All candidates get the same number of tokens, since losses after different numbers do not compare: at least
-    LEAST_SHARE of the planned number. A number that the user has set does not change. The time of a step is measured
-    on the CPU of this machine and passed to `budget`. Without a time budget or limit, on GPUs or on a cluster, nothing
-    is measured or changed.
+    LEAST_SHARE of the planned number. A number that the user has set, or that was cut before, does not change. The time
+    of a step is measured on the CPU of this machine and passed to `budget`. Without a time budget or limit, on GPUs or
+    on a cluster, nothing is measured or changed.
     """
     config, meta, resources = study.config, study.meta, study.resources
     if math.isinf(budget.left_s) or resources.gpus_per_trial or resources.ray_address is not None:
@@ -127,7 +127,7 @@ def affordable(study: ResolvedStudy, budget: TimeBudget) -> Meta:
         )
         step_s = scale.batch * scale.seq_len / rate * (1 + TEACHER_COST * (recipe.distillation is not None))
         needed_s, left_s = MARGIN * step_s * num_equivalent_steps(scale) * in_a_row, budget.left_s - STARTING_S
-        if needed_s <= left_s or config.tokens is not None:
+        if needed_s <= left_s or config.tokens is not None or meta.planned_tokens is not None:
             budget.expect(step_s)
             return meta
     budget.expect(step_s)

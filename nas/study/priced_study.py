@@ -195,7 +195,7 @@ def _with_budgets_of(
             if (budget := said[name]) is not None:
                 if is_share(budget):
                     share = parse_share(budget, flag(name))
-                    budget = f"{(whole or 0) * share:.6g}{'s' if name == 'budget_latency' else 'B'}"
+                    budget = f"{(whole or 0) * share!r}{'s' if name == 'budget_latency' else 'B'}"
                 resolved.setdefault(name, []).append(
                     f"{pricer.protocol}={budget}" if len(config.protocols) > 1 else budget
                 )

@@ -87,7 +87,7 @@ def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
     where = "this machine" if config.ray_address is None else f"the cluster at {config.ray_address}"
     cores = "a core" if threads == 1 else f"{threads} cores"
     if not slots and not any(on_cores):
-        most = max(node.num_cpus for node in nodes)
+        most = max((node.num_cpus for node in nodes), default=0)
         raise UserError(
             f"a trial takes {cores} of a node, but no node of {where} has more than {most}; --threads-per-trial "
             f"{max(1, most)} takes fewer."

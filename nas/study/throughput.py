@@ -38,7 +38,7 @@ WARM_UP = step_graph.WARM_UP + 2  # steps before the measured steps, including t
 WINDOW_S = 2.0  # duration of a measurement
 LONGEST_S = 120.0  # time limit for all processes to start, compile and train
 SERVE = (sys.executable, "-c", "from nas.study.throughput import serve; serve()")
-BUSY = (sys.executable, "-S", "-c", "while True: pass")
+BUSY = (sys.executable, "-S", "-c", "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass")  # a process id
 FILE_NAME = "throughput.json"
 
 
@@ -65,7 +65,7 @@ def training_rate(
     with ExitStack() as stack:
         stack.enter_context(threads(num_threads))
         run = _run(candidate, device, Path(stack.enter_context(TemporaryDirectory(prefix="nas-rate-"))))
-        beside = [subprocess.Popen(BUSY) for _ in range(num_beside)]
+        beside = [subprocess.Popen((*BUSY, str(os.getpid()))) for _ in range(num_beside)]
         stack.callback(_kill, beside)
         return _rate(run, window_s)
 

@@ -93,14 +93,15 @@ class Trial:
         """Return the `finished` record. Its cost is the predicted one; `Trials.happened` sets the verified cost.
 
         measured: the last validation or the outcome, if any. verified: the verified folded form, if any. second: losses
-        by document of the second corpus. agreement: agreement with the parent's predictions, if any.
+        by document of the second corpus, which are left out unless all are finite. agreement: agreement with the
+        parent's predictions, if any.
         """
         record = replace(
             self._measured(measured),
             event="finished",
             status=status,
             reason=reason,
-            second_documents=_rounded(second),
+            second_documents=_rounded(second) if all(math.isfinite(loss) for _, loss in second) else (),
             parent_divergence=None if agreement is None else _finite(agreement.divergence),
             parent_agreement=None if agreement is None else agreement.top1,
         )

@@ -2,6 +2,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import sysconfig
 import warnings
 from collections import Counter
@@ -290,6 +291,11 @@ def test_rows_that_cannot_be_read_are_one_line(tmp_path, name, content, message)
         all_texts(tmp_path / name)
 
 
+def test_a_byte_order_mark_is_not_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n', encoding="utf-8-sig")
+    assert sorted(all_texts(tmp_path / "a.jsonl")) == ["one", "two"]
+
+
 def test_a_json_file_is_as_large_as_what_it_decompresses_to(tmp_path, monkeypatch):
     monkeypatch.setattr("nas.corpus.rows.MOST_JSON_BYTES", 1000)
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'[{"text": "' + b"x" * 1000 + b'"}]'))
@@ -306,6 +312,14 @@ def test_files_that_are_not_utf8_are_left_out_with_a_warning(tmp_path):
         path.write_bytes(b"\xe9\xff")
     with pytest.raises(ValueError, match="and 60 other files are not UTF-8"):
         open_source(str(folder))
+
+
+def test_a_file_whose_name_is_not_utf8_is_left_out_and_named(tmp_path):
+    folder = write_files(tmp_path / "files")
+    (folder / os.fsdecode(b"bad\xff.py")).write_text("a text\n")
+    (read,) = open_source(str(folder)).read
+    assert read.left_out == {"with a name that is not UTF-8": (1, "bad\\xff.py")}
+    json.dumps(read.left_out, ensure_ascii=False).encode()
 
 
 def write_files(folder: Path, count: int = 60, name: str = "module") -> Path:

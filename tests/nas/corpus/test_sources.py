@@ -14,6 +14,7 @@ from nas.corpus.corpus import open_corpus, prepare
 from nas.corpus.documents import Document
 from nas.corpus.sequences import num_sequences
 from nas.corpus.sources import PAPER_CORPORA, Repository, hub_stream, open_source, reach
+from nas.private.fixed_point import validation_sequences
 from nas.training.batches import train_batch
 
 SEQ_LEN = 16
@@ -68,6 +69,7 @@ def test_codeparrot_is_cut_into_whole_sequences_within_documents(hub):
         for sequence in inputs.tolist():
             words = [int(word[1:]) for word in tokenizer.decode(sequence).split()]
             assert words == [(words[0] + place) % 397 for place in range(SEQ_LEN)]  # of one document
+    assert validation_sequences(corpus, 100, context=256).shape == (6, SEQ_LEN + 1)
     with pytest.raises(ValueError, match="was prepared in sequences of 16 tokens, not of 8"):
         train_batch(corpus, step=0, batch=1, seq_len=8, seed=0)
 

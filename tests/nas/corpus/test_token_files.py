@@ -70,6 +70,17 @@ def run(rows: Path, cache: Path, kill_at: int) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.usefixtures("small")
+def test_a_text_is_read_until_it_validates(tmp_path):
+    texts = [" ".join(f"{index * place % 97}" for place in range(30)) for index in range(400)]
+    late = sorted(texts, key=lambda text: by_hash(text) == "validation")  # after 20,000 tokens
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in late))
+    high, low = (prepare(str(tmp_path / "rows.jsonl"), 300, tmp_path / "a", tokens=tokens) for tokens in (9_000, 4_000))
+    assert (high.num_train_tokens, low.num_train_tokens) == (10_000, 5_000)
+    alone = prepare(str(tmp_path / "rows.jsonl"), 300, tmp_path / "b", tokens=4_000)
+    assert alone.num_validation_tokens == low.num_validation_tokens > 0
+
+
 def test_a_killed_preparation_goes_on_from_its_last_record(rows, tmp_path):
     assert run(rows, tmp_path / "cache", kill_at=3).returncode == -signal.SIGKILL
     (entry,) = (tmp_path / "cache").iterdir()

@@ -13,7 +13,16 @@ from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.overrides import DistillationChanges, FoldableChanges, RecipeChanges, ScaleChanges
 from nas.recipe.recipe import Foldable
 from nas.run.config import StudyConfig, study_candidate, study_recipe
-from nas.run.folder import read_config, read_meta, run_pricer, run_pricers, run_space, write_config, write_meta
+from nas.run.folder import (
+    new_folder,
+    read_config,
+    read_meta,
+    run_pricer,
+    run_pricers,
+    run_space,
+    write_config,
+    write_meta,
+)
 from nas.search import parse as parse_search
 from nas.study.meta import checked_meta
 from nas.study.priced_study import price_study
@@ -41,6 +50,15 @@ def test_prices_and_space_stay_when_the_files_go(config, tmp_path):
         Path(path or "").unlink()
     after = run_pricer(folder, config, config.protocol)
     assert (read_config(folder), after, after.cost_model_id) == (config, before, before.cost_model_id)
+    assert run_space(folder, config).name == "mine"
+
+
+def test_a_new_run_has_its_own_folder_and_the_files_that_were_asked_for(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len({new_folder(None) for _ in range(3)}) == 3
+    (folder := tmp_path / "run").mkdir()
+    (folder / "space.yaml").write_text("name: of-before\nbase: tiny\nmembers: [SM+R]\n")
+    write_config(folder, config)
     assert run_space(folder, config).name == "mine"
 
 

@@ -36,6 +36,9 @@ def test_a_member_is_all_seeds_of_a_candidate_which_a_summary_counts_apart(over_
     assert single.standard_error == pytest.approx(np.std([3.0, 3.1, 3.4], ddof=1))  # that of the others
     low, high = repeated.perplexity_bounds or (0.0, 0.0)
     assert math.log(high / low) == pytest.approx(4 * repeated.standard_error)
+    apart = ((0.05, 1e4), (0.95, 3.0))
+    (far,) = members([replace(single.first, val_loss=502.85, documents=apart, second_documents=((1.0, 1e4),))])
+    assert (far.perplexity_bounds or (0.0, 0.0))[1] == far.second_perplexity == math.exp(700)
     records = [*over_seeds(0, 2.0, 2.1), *over_seeds(1, 1.9, latency_s=200.0), *over_seeds(2, None)]
     summary = make_run(records, finalist_seeds=2).summary
     assert (summary.completed, summary.diverged, summary.ended) == (2, 1, 3)

@@ -150,6 +150,10 @@ def test_tokens_are_cut_before_the_first_candidate_if_three_would_not_end(
     assert (meta.vocab_size == 7) == is_cut  # baselines from scratch are counted again
     assert ["--tokens 131072 keeps them" in line for line in caplog.messages] == [True] * is_cut
     assert budget.step_s == (1_024 / rates[-1] if rates else None)
+    if is_cut:  # a session that ended before its first trial is not cut again
+        asked.clear()
+        resolved.meta = meta
+        assert affordable(resolved, budget) == meta
 
 
 def test_a_rate_is_measured_beside_processes_that_keep_cores_busy():

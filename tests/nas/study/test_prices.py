@@ -23,6 +23,7 @@ from search_spaces.bases import BASES
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import most_expensive, price_architecture, price_of
 from search_spaces.deployed import deployed
+from search_spaces.lower import Workload
 from search_spaces.notation import parse
 from search_spaces.space import members
 from tests.nas.study.conftest import ONE_TRIAL
@@ -85,6 +86,9 @@ def test_shares_are_of_what_the_parent_takes_under_each_protocol(tmp_path):
     shares = {name: half[name].latency_s / whole[name].latency_s for name in whole}
     assert shares == pytest.approx({"semi2k": 0.5, "sigma": 0.5}, rel=1e-4)
     assert [half[name].sent_bytes for name in half] == [None, 1e9]
+    architecture, workload = parse("SM+LN+G", BASES["gpt2-small"]).architecture, Workload(prompt_len=128)
+    parent = price_architecture(architecture, load_pricer("semi2k"), workload, "folded").price
+    assert whole["semi2k"].latency_s == parent.latency_s  # so the parent fits
     assert whole["semi2k"] != whole["sigma"]
 
 

@@ -200,6 +200,7 @@ def test_a_cluster_is_filled_whatever_this_machine_has():
         ([(4, 0)], {"gpus_per_trial": 1.0}, "--gpus-per-trial 1 needs a CUDA device, but there is none"),
         ([(4, 0)], {"max_concurrent": 5}, "--max-concurrent must be at most 4, as a trial takes a core of this mach"),
         ([(4, 0)], {"threads_per_trial": 8}, "takes 8 cores of a node, but no node of this machine has more than 4"),
+        ([], {"ray_address": CLUSTER}, "takes a core of a node, but no node of the cluster at .* has more than 0"),
         ([(9, 0)], {"threads_per_trial": 4, "max_concurrent": 3}, "must be at most 2, as a trial takes 4 cores of"),
         ([(4, 2)], {"max_concurrent": 3}, "must be at most 2, as a trial takes a core and 1 GPUs of this machine"),
         ([(0, 2), (4, 0)], {"ray_address": CLUSTER}, "no node of the cluster at 127.0.0.1:6379 has both"),

@@ -1,4 +1,7 @@
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -16,6 +19,7 @@ from nas.training import memory
 from nas.training.device import lowered
 from nas.training.memory import training_memory
 from search_spaces.bases import BASES
+from tests.costmodel.engine.test_session import until
 from tests.nas.study.conftest import ONE_TRIAL
 
 NODE = Node(node_id="", name="here", num_cpus=16, num_gpus=1)
@@ -159,6 +163,14 @@ def test_rates_are_of_processes_that_train_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(throughput, "SERVE", (*throughput.SERVE[:1], "-S", "-c", "raise SystemExit('no memory')"))
     with pytest.raises(StoppedError, match="ended early"):
         shared_rates(candidate, "cpu", [1])
+
+
+def test_a_busy_process_ends_with_its_parent():
+    code = "import os, subprocess; "
+    code += f"print(subprocess.Popen((*{throughput.BUSY!r}, str(os.getpid())), stdout=subprocess.DEVNULL).pid)"
+    pid = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    stat = Path(f"/proc/{pid}/stat")
+    until(lambda: not stat.exists() or " Z " in stat.read_text())
 
 
 @pytest.mark.parametrize(
