@@ -181,7 +181,7 @@ def place(path: Path, kind: str, texts: dict[str, str]) -> None:
     NODES[kind](path) if kind in NODES else path.write_text(texts[kind], encoding="utf-8", errors="surrogateescape")
 
 
-@pytest.mark.parametrize("kind", YAMLS.keys() - {"list for names"})
+@pytest.mark.parametrize("kind", [kind for kind in YAMLS if kind != "list for names"])
 def test_a_hostile_text_is_no_mapping(tmp_path, kind):
     place(path := tmp_path / "x.yaml", kind, YAMLS)
     with pytest.raises(UserError) as error:
