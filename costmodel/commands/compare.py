@@ -54,15 +54,16 @@ def compare(
     """
     given = PriceOptions(context=None, protocol=protocol, threads=None, new_tokens=None, **options)
     asked = resolve_model(arch, given)
-    graph, deployment, given_setting = asked.graph, asdict(asked.deployment), given.setting
+    graph, deployment = asked.graph, asdict(asked.deployment)
     if protocol == "ckks":
+        _ = given.setting  # refuses flags that ckks does not take
         for flag, value in {"delays": delays, "network": given.link, "testbed": given.testbed}.items():
             if value is not None:
                 raise UserError(f"--{flag} is not of protocol ckks, which has no parties to wait for; leave it out.")
         _compare_ckks(graph, weights_file, format, asked.heading)
         return
     engine = engine_of(protocol)
-    setting = given_setting or ENGINE_PROTOCOLS[protocol].setting()
+    setting = given.setting or ENGINE_PROTOCOLS[protocol].setting()
     assert isinstance(setting, EngineSetting)
     other, testbed = given.link, given.testbed
     on_network = None if other is None else price_graph(graph, load_pricer(protocol, other, testbed, setting))
