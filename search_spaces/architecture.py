@@ -23,6 +23,7 @@ from search_spaces.forms import (
     FROZEN_NORMS,
     LIVE_NORMS,
     NORMS,
+    OF_FEWER_HEADS,
     POLYNOMIAL_GATES,
     POLYNOMIALS,
     Attention,
@@ -87,7 +88,6 @@ class Layer:
 
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")
 CAPS = ("score_cap", "logit_cap")
-OF_FEWER_HEADS = ("none", "softmax-half")  # attention forms without some or all heads
 EPSILONS = ("norm_epsilon", "inner_norm_epsilon")
 LEAST = {"rotary_base": 1.0, **dict.fromkeys((*EPSILONS, "score_scale", *SCALES, *CAPS), 0.0)}  # exclusive
 
@@ -381,20 +381,11 @@ def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context
     They are rounded down to at least 1, and `rotary_features`, which are rotated in pairs, to an even number of at
     least 2. Raises UserError for sizes that `Architecture` refuses.
     """
-
-    def resized(width: int) -> int:
-        return max(1, width * d_model // architecture.d_model)
-
-    head_size, rotated = architecture.head_size, architecture.rotary_features
-    return replace(
-        architecture,
-        d_model=d_model,
-        d_ff=resized(architecture.d_ff),
-        head_size=None if head_size is None else resized(head_size),
-        rotary_features=None if rotated is None else max(2, resized(rotated) // 2 * 2),
-        vocab_size=vocab_size,
-        context=context,
-    )
+    sizes: dict[str, Any] = {"d_model": d_model, "vocab_size": vocab_size, "context": context}
+    for name, step in (("d_ff", 1), ("head_size", 1), ("rotary_features", 2)):
+        if (width := getattr(architecture, name)) is not None:
+            sizes[name] = max(step, width * d_model // architecture.d_model // step * step)
+    return replace(architecture, **sizes)
 
 
 def load_architecture(path: Path) -> Architecture:

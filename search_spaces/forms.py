@@ -147,6 +147,7 @@ INNERS: dict[Inner, InnerForm] = {
 }
 STABILISERS: dict[Stabiliser, str] = {"scaled": "s", "none": "o"}  # name -> layer code
 
+OF_FEWER_HEADS: tuple[Attention, ...] = ("none", "softmax-half")  # without some or all heads
 FROZEN_NORMS = tuple(norm for norm, form in NORMS.items() if form.is_frozen)
 LIVE_NORMS = tuple(norm for norm, form in NORMS.items() if form.is_live)
 CENTRED_NORMS = tuple(norm for norm, form in NORMS.items() if form.is_centred)

@@ -75,7 +75,9 @@ def halves(graph: OpGraph, num_layers: int) -> Halves:
     client = [node for node in graph if node.name in ours]
     private = [node for node in graph if node.name not in ours]
     if not private:
-        raise UserError(f"`client_layers` must leave ops to run privately, but got {num_layers}, all of the model.")
+        raise UserError(
+            f"`client_layers` must leave ops to run privately, but got {num_layers}, all of the model; give fewer."
+        )
     stream, *others = dict.fromkeys(name for node in private for name in node.inputs if name in ours)
     if others:
         raise UserError(

@@ -28,9 +28,9 @@ from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.intervals import Documents
 from nas.storage import RUNS, newest, replace_file
-from search_spaces.architecture import OF_FEWER_HEADS, Architecture, canonical, num_heads
+from search_spaces.architecture import Architecture, canonical, num_heads
 from search_spaces.bases import OWN
-from search_spaces.forms import FFNS, Attention, Ffn, Norm
+from search_spaces.forms import FFNS, OF_FEWER_HEADS, Attention, Ffn, Norm
 from search_spaces.inner import inner_choices
 from search_spaces.space import Choices, Definition, SearchSpace, Withheld, build_space, load_definition
 

@@ -38,7 +38,7 @@ WARM_UP = step_graph.WARM_UP + 2  # steps before the measured steps, including t
 WINDOW_S = 2.0  # duration of a measurement
 LONGEST_S = 120.0  # time limit for all processes to start, compile and train
 SERVE = (sys.executable, "-c", "from nas.study.throughput import serve; serve()")
-BUSY = (sys.executable, "-S", "-c", "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass")  # a process id
+BUSY = (sys.executable, "-S", "-c", "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass")  # until that ends
 FILE_NAME = "throughput.json"
 
 
