@@ -177,8 +177,13 @@ def run(args: Sequence[str], console: Console) -> None:
 
 def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, device: str) -> None:
     candidate, corpus, folder, start = _prepared(config, resumed, output_dir, console, device)
-    with bugs_reported(folder, f"continue with --resume {folder}"), locked(folder), cli.deferred_interrupt() as stop:
-        records = start(seed=config.seed, folder=folder, device=device, stop=stop)
+    with (
+        bugs_reported(folder, f"continue with --resume {folder}"),
+        locked(folder),
+        cli.deferred_interrupt() as stop,
+        share_progress(console, "training") as on_progress,
+    ):
+        records = start(seed=config.seed, folder=folder, device=device, stop=stop, on_progress=on_progress)
         del start  # it holds the weights to start from
         try:
             for record in records:

@@ -17,6 +17,7 @@ from nas.run.run import Run, Summary
 
 REFRESH_S = 1.0
 LINE_EVERY_S = 30.0  # between progress lines if there is no terminal
+SPEED_OVER_S = 300.0  # period over which a bar estimates the time left, since a step may take a minute
 
 
 def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
@@ -124,21 +125,25 @@ def logged_to(console: Console) -> Iterator[None]:
 def share_progress(console: Console, description: str) -> Iterator[Callable[[float], None]]:
     """Show a bar with the time left, or a line every LINE_EVERY_S seconds if there is no terminal.
 
-    Yields a function that takes the share of the work done, from 0 to 1.
+    Yields a function that takes the share of the work done, from 0 to 1. The pace is measured from its first call,
+    whose share may have been done before, by a process that was stopped.
     """
     if not console.is_terminal:
-        start = last = time.monotonic()
+        first: tuple[float, float] | None = None
+        last_s = time.monotonic()
 
         def tell(share: float) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - last >= LINE_EVERY_S and share > 0:
-                last = now
-                console.print(f"{description}: {share:.0%}, ETA {format_seconds((now - start) * (1 / share - 1))}")
+            nonlocal first, last_s
+            now_s = time.monotonic()
+            first = first or (now_s, share)
+            if now_s - last_s >= LINE_EVERY_S and share > first[1]:
+                last_s = now_s
+                left_s = (now_s - first[0]) * (1 - share) / (share - first[1])
+                console.print(f"{description}: {share:.0%}, ETA {format_seconds(left_s)}")
 
         yield tell
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=SPEED_OVER_S) as bar:
         task = bar.add_task(description, total=1.0)
         yield lambda share: bar.update(task, completed=share)

@@ -51,6 +51,7 @@ def train(
     initial: Mapping[str, Tensor] | None = None,
     teacher: Teacher | None = None,
     stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> Generator[RungRecord | Outcome, None, None]:
     """Train to the end; yield a record at every rung (validation), then the outcome. Close the generator to stop early.
 
@@ -60,6 +61,7 @@ def train(
         initial: deployed weights of `candidate.initial_architecture` to start from; missing weights are random.
         teacher: the parent, needed if a distillation schedule gives the parent's predictions or hidden states a weight.
         stop: called after every step; if it is true, the run is saved (if there is a folder) and the generator ends.
+        on_progress: called before every step, with the share of the steps taken so far.
 
     Raises UserError if corpus and recipe, or `initial`, do not fit, or the folder has another run; OSError if the
     folder cannot be written; TooLargeError if memory is too small.
@@ -74,6 +76,7 @@ def train(
         saved_s, interval_s = run.progress.seconds, CHECKPOINT_INTERVAL_S
         try:
             while run.progress.outcome is None:
+                on_progress(run.begun / run.scale.num_steps)
                 judged = run.step()
                 record = run.validate_if_due()
                 stopping, due = stop(), run.progress.seconds - saved_s >= interval_s

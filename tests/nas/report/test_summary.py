@@ -172,10 +172,10 @@ def test_candidates_that_fail_early_do_not_take_the_place_of_final_trainings(mak
 
 
 def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch):
-    now = iter((0.0, 20.0, 60.0, 70.0))
+    now = iter((0.0, 20.0, 60.0, 70.0))  # the first share was done before
     monkeypatch.setattr("nas.report.progress.time.monotonic", lambda: next(now))
     file = StringIO()
     with share_progress(Console(file=file), "training") as tell:
         for share in (0.1, 0.25, 0.5):
             tell(share)
-    assert file.getvalue() == "training: 25%, ETA 3.00 min\n"
+    assert file.getvalue() == "training: 25%, ETA 3.33 min\n"

@@ -110,6 +110,7 @@ def test_other_names_stay_what_they_are(name: str) -> None:
 USUAL: dict[str, Any] = {
     "_name_or_path": "x", "architectures": ["X"], "bos_token_id": 1, "eos_token_id": [1, 2], "initializer_range": 0.04,
     "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": True, "attention_dropout": 0.1,
+    "_model_name_or_path": "X", "unk_token_id": 0,  # transformers takes these from a GGUF file
 }  # fmt: skip
 ROTARY = {"rope_theta": 1e4, "rope_scaling": None, "pretraining_tp": 2}
 LLAMA3: dict[str, Any] = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"}
