@@ -50,8 +50,9 @@ def run_trials(
     plan = partial(budget.plan, trials, resources.at_a_time)
     trials.has_time_for = partial(budget.has_time_for, trials)
     with (
+        # removed after Ray has ended; what it still writes must not replace the error of the search
+        tempfile.TemporaryDirectory(prefix="nas-tune-", ignore_cleanup_errors=True) as scratch,
         ray_session(resources, worker_env(resources.threads_per_trial)),
-        tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch,
     ):
         budget.mark("Ray")
         recorder = _Recorder(trials, resources, budget, plan, on_change)

@@ -1,13 +1,16 @@
+import errno
 import os
 import socket
 import stat
 import sys
+import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import ray
 from ray import cloudpickle, tune
+from ray.exceptions import OutOfMemoryError
 
 from costmodel.errors import UserError
 from nas.run import ledger
@@ -115,6 +118,25 @@ def test_a_bug_in_this_process_keeps_its_type(session, trials, monkeypatch, call
     monkeypatch.setattr(ray_tune, "_trainable", one_result)
     monkeypatch.setattr(trials, callback, broken)
     with pytest.raises(TypeError, match="here"):
+        run_trials(trials, RESOURCES)
+
+
+def test_the_reason_of_a_halt_is_told_even_if_rays_files_cannot_be_removed(trials, monkeypatch, tmp_path):
+    class Tuner:
+        def __init__(self, *args, **settings):
+            pass
+
+        def fit(self):
+            monkeypatch.setattr(os, "rmdir", busy)
+            raise RuntimeError from OutOfMemoryError("no memory")
+
+    def busy(*args, **options):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", "study")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tune, "Tuner", Tuner)
+    monkeypatch.setattr(ray_tune, "ray_session", lambda *args: nullcontext())
+    with pytest.raises(RunHaltedError, match="this machine ran out of memory .no memory.; train fewer at a time"):
         run_trials(trials, RESOURCES)
 
 
