@@ -60,17 +60,25 @@ def table(run: Run, eta_s: float | None) -> Table:
 
 
 @contextmanager
-def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], None]]:
-    """Show the progress of a run; yield a function to call often, which updates it. state: returns the present run."""
+def shown(
+    console: Console, state: Callable[[], Run], left_s: Callable[[], float] = lambda: math.inf
+) -> Iterator[Callable[[], None]]:
+    """Show the progress of a run; yield a function to call often, which updates it.
+
+    state: returns the present run. left_s: returns the seconds until its time is up, infinite without a limit.
+    """
     began_s, num_begun, num_shown, checked = time.monotonic(), len(state().finished), -1, -math.inf
     screen = Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext()
 
     def eta_s(run: Run) -> float | None:
-        """Return the seconds left if the front stays the same; None before any trial has ended here."""
+        """Return the seconds left if the front stays the same, at most `left_s`; None if neither is known."""
         summary = run.summary
         ended_here = summary.ended + summary.replicates - num_begun
         left = max(0, run.num_planned - summary.ended) + summary.seeds_left
-        return (time.monotonic() - began_s) / ended_here * left if ended_here > 0 else None
+        pace_s = (time.monotonic() - began_s) / ended_here if ended_here > 0 else math.inf
+        limit_s = until_s if (until_s := left_s()) > 0 else math.inf  # a first training may end after its time
+        least_s = min(pace_s * left, limit_s) if left else 0.0
+        return least_s if math.isfinite(least_s) else None
 
     def refresh(*, force: bool = False) -> None:
         nonlocal num_shown, checked

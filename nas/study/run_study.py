@@ -74,7 +74,10 @@ def run_study(
             from nas.study.ray_tune import run_trials  # Ray
 
             release_freed_memory()  # the trials need what block scores took: 2 of 5 GB for SmolLM2-135M
-            with logged_to(console), shown(console, lambda: replace(run, records=tuple(trials.records))) as refresh:
+            with (
+                logged_to(console),
+                shown(console, lambda: replace(run, records=tuple(trials.records)), lambda: budget.left_s) as refresh,
+            ):
                 run_trials(trials, study.resources, budget=budget, on_change=refresh)
         finally:
             # from the ledger on disk: an interrupt may have come between a write and its entry in memory

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from costmodel.estimate import outside_data
 from costmodel.protocols import load_pricer
+from nas.report import progress
 from nas.report.progress import line, share_progress, table
 from nas.report.summary import against_parent, closing_lines, parent_lines, price_line, searcher_lines
 from nas.run.folder import ParentResult
@@ -169,6 +170,14 @@ def test_candidates_that_fail_early_do_not_take_the_place_of_final_trainings(mak
     failed = [make_record(index, status="failed", is_proxy=True, val_loss=None, perplexity=None) for index in (1, 2)]
     run = make_run([make_record(0), *failed], num_trials=2)
     assert line(run, None).startswith("3/4 ended (1 completed, 0 diverged, 2 failed)")
+
+
+@pytest.mark.parametrize(("left_s", "eta"), [(90.0, ", ETA 1.50 min\n"), (-1.0, "\n"), (math.inf, "\n")])
+def test_a_run_is_expected_to_end_with_its_time_at_the_latest(make_run, make_record, left_s, eta):
+    file = StringIO()
+    with progress.shown(Console(file=file), lambda: make_run([make_record(0)], num_trials=2), lambda: left_s):
+        pass
+    assert file.getvalue().endswith(f"best perplexity in budget 7.39{eta}")
 
 
 def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch):
