@@ -54,7 +54,9 @@ def test_a_run_drops_the_weights_that_it_started_from(corpus):
 
 
 def test_a_run_yields_its_rungs_and_completes(corpus, tmp_path):
-    *rungs, outcome = train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path)
+    shares = list[float]()
+    *rungs, outcome = train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path, on_progress=shares.append)
+    assert shares == [step / 16 for step in range(16)]
     assert [rung.steps for rung in rungs] == list(SCALE.rung_steps) == [4, 8, 16]
     assert [rung.tokens for rung in rungs] == [256, 512, 1024]
     assert (outcome.status, outcome.steps, outcome.tokens) == ("completed", 16, 1024)
