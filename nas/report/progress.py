@@ -60,9 +60,7 @@ def table(run: Run, eta_s: float | None) -> Table:
 
 
 @contextmanager
-def shown(
-    console: Console, state: Callable[[], Run], left_s: Callable[[], float] = lambda: math.inf
-) -> Iterator[Callable[[], None]]:
+def shown(console: Console, state: Callable[[], Run], left_s: Callable[[], float]) -> Iterator[Callable[[], None]]:
     """Show the progress of a run; yield a function to call often, which updates it.
 
     state: returns the present run. left_s: returns the seconds until its time is up, infinite without a limit.

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def train(
         yield from run.progress.rungs
         log = MetricsLog(folder, last_step=run.progress.step) if folder and not run.progress.outcome else None
         saved_s, interval_s = run.progress.seconds, CHECKPOINT_INTERVAL_S
-        try:
+        with closing(log) if log else nullcontext(), closing(run):
             while run.progress.outcome is None:
                 on_progress(run.begun / run.scale.num_steps)
                 judged = run.step()
@@ -98,10 +99,6 @@ def train(
                     yield record
                 if stopping:
                     break
-        finally:
-            run.close()
-            if log:
-                log.close()
         if run.progress.outcome:
             yield run.progress.outcome
 
